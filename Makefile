@@ -1,0 +1,41 @@
+# Every target sets up what it needs in .venv, once: `make demo` in a clean clone is enough.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo     compare all methods on a federation of handwritten digits (under a minute)"
+	@echo "make test     run the tests"
+	@echo "make lint     check style and types"
+	@echo "make format   rewrite the code in the project's style"
+	@echo "make clean    remove .venv and the caches of the tools"
+
+demo: .venv/core
+	$(BIN)/pfedfda compare --config examples/demo.toml
+
+test: .venv/dev
+	$(BIN)/pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# PIP_CONSTRAINT holds in the build environment of the package too, where -c does not reach.
+.venv/core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pfedfda needs Python 3.11 or newer; name one with: make PYTHON=python3.12 demo")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/dev: .venv/core
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,31 @@
+"""pfedfda: personalised federated learning.
+
+Many clients with small, different image sets train one feature extractor together, and every client
+ends with a classifier fitted to its own data.
+"""
+
+__version__ = "0.1.0"
+
+from pfedfda.data import Federation, FederationConfig, prepare
+from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
+from pfedfda.experiment import Comparison, RunResult, compare, load_run, run
+from pfedfda.methods import Method, all_methods, find_method, register
+
+__all__ = [
+    "Comparison",
+    "Federation",
+    "FederationConfig",
+    "InputError",
+    "Method",
+    "PfedfdaError",
+    "RunResult",
+    "RunStoppedError",
+    "__version__",
+    "all_methods",
+    "compare",
+    "find_method",
+    "load_run",
+    "prepare",
+    "register",
+    "run",
+]

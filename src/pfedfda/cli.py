@@ -1,0 +1,255 @@
+"""The command line: ``pfedfda run``, ``compare``, ``methods`` and ``datasets``."""
+
+import contextlib
+import dataclasses
+import io
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import pfedfda
+from pfedfda.data import PARTITIONS
+from pfedfda.errors import InputError, PfedfdaError, unknown
+from pfedfda.experiment.api import compare_config, run_config
+from pfedfda.experiment.config import GROUPS, Config, read_config
+from pfedfda.experiment.observers import choose_observer
+from pfedfda.experiment.rounds import InterruptedRunError
+from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.report.table import build_table
+
+USAGE = """\
+usage: pfedfda COMMAND [options]
+
+Personalised federated learning on one machine.
+
+commands:
+  run        run one method on a federation
+  compare    run several methods on one federation and print one table
+  methods    list the methods
+  datasets   list the sources of images and the partitions
+
+examples:
+  pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
+  pfedfda compare --methods local fedavg fedavg-ft --source ~/photos --rounds 50
+  pfedfda run --config runs/digits-fedavg/config.toml --seed 1
+
+'pfedfda COMMAND --help' tells everything about a command.
+"""
+
+CONFIG_HELP = (
+    "A configuration file, such as the config.toml of an earlier run; other options override it."
+)
+METHODS_HELP = "Methods by name; all stands for every method."
+METHOD_HELP = "The method by name, or a Python file that registers one."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 2 for bad input, 1 for a run that stopped."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+        # A kill by SIGTERM ends a run the way Ctrl-C does: with its results written.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _dispatch(list(arguments))
+    except InputError as error:
+        print(f"pfedfda: {error}", file=sys.stderr)
+        return 2
+    except InterruptedRunError as error:
+        print(f"pfedfda: {error}", file=sys.stderr)
+        return 130
+    except PfedfdaError as error:
+        print(f"pfedfda: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("pfedfda: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(words: list[str]) -> int:
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "compare": _compare,
+        "methods": _methods,
+        "datasets": _datasets,
+    }
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"pfedfda {pfedfda.__version__}")
+        return 0
+    if words[0] not in commands:
+        raise unknown("command", words[0], commands)
+    return commands[words[0]](words[1:])
+
+
+def _run(words: list[str]) -> int:
+    """Run one method on a federation."""
+    config, quiet = _parse("run", words)
+    with choose_observer(quiet) as observer:
+        result = run_config(config, observer)
+    if not quiet:
+        Console().print(build_table([result.summary]))
+    print(result.folder)
+    return 0
+
+
+def _compare(words: list[str]) -> int:
+    """Run several methods on one federation and print one table."""
+    config, quiet = _parse("compare", words)
+    with choose_observer(quiet) as observer:
+        comparison = compare_config(config, observer)
+    if not quiet:
+        Console().print(build_table([result.summary for result in comparison.results]))
+    print(comparison.folder)
+    return 0
+
+
+def _methods(words: list[str]) -> int:
+    """List the methods."""
+    _refuse_arguments("methods", words, "Lists the methods and their hyper-parameters.")
+    table = Table()
+    for heading in ("method", "what it does", "hyper-parameters", "paper"):
+        table.add_column(heading, overflow="fold")
+    for name, method in all_methods().items():
+        summary = (method.__doc__ or "").strip().split("\n")[0]
+        fields = [f"{_flag(f.name)} {f.default}" for f in dataclasses.fields(method)]
+        table.add_row(name, summary, "\n".join(fields), method.paper)
+    Console().print(table)
+    return 0
+
+
+def _datasets(words: list[str]) -> int:
+    """List the sources of images and the partitions."""
+    _refuse_arguments("datasets", words, "Lists the sources of images and the partitions.")
+    sources = Table(title="--source", title_justify="left")
+    for heading in ("name", "what it is"):
+        sources.add_column(heading, overflow="fold")
+    sources.add_row("digits", "1,797 handwritten digits, 28×28 grey, ten classes; always there")
+    sources.add_row("FOLDER", "your images as class/image.png, or client/class/image.png")
+    sources.add_row("FILE.npz", "arrays images (uint8) and labels, optionally clients, class_names")
+    partitions = Table(title="--partition", title_justify="left")
+    for heading in ("name", "who gets what"):
+        partitions.add_column(heading, overflow="fold")
+    for name, text in PARTITIONS.items():
+        partitions.add_row(name, text)
+    Console().print(sources, partitions)
+    return 0
+
+
+def _refuse_arguments(command: str, words: list[str], about: str) -> None:
+    if words and words[0] in ("-h", "--help"):
+        print(f"usage: pfedfda {command}\n\n{about}")
+        raise SystemExit(0)
+    if words:
+        raise InputError(f"'pfedfda {command}' takes no arguments, but got {words[0]!r}.")
+
+
+def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
+    """Turn the words behind ``run`` or ``compare`` into a configuration.
+
+    The method decides which hyper-parameters there are, and a configuration file decides the
+    defaults, so these two are looked for first; tyro then parses everything.
+    """
+    base = Config({})
+    if path := _value_of("--config", words):
+        base = read_config(Path(path[-1]))
+    plural = command == "compare"
+    flag = "--methods" if plural else "--method"
+    named = _value_of(flag, words) or list(base.methods) or (["all"] if plural else ["fedavg"])
+    names = expand_names(named) if plural else named[-1:]
+    defaults = {name: base.methods.get(name) or find_method(name)() for name in names}
+
+    def option(kind: Any, text: str) -> Any:
+        return Annotated[kind, tyro.conf.arg(help=text)]
+
+    fields: list[tuple[str, Any, Any]] = [("config", option(Path | None, CONFIG_HELP), None)]
+    if plural:
+        fields.append(("methods", option(tuple[str, ...], METHODS_HELP), tuple(names)))
+    else:
+        fields.append(("method", option(str, METHOD_HELP), names[0]))
+    quiet = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+    fields.append(("quiet", option(quiet, "Print nothing but the path of the results."), False))
+    for group, kind in GROUPS.items():
+        fields.append((group, Annotated[kind, tyro.conf.OmitArgPrefixes], getattr(base, group)))
+    for name, method in defaults.items():
+        if dataclasses.fields(method):
+            kind = type(method)
+            prefixed: Any = Annotated[kind, tyro.conf.arg(name=method.name)]
+            fields.append((_attribute(name), prefixed, method))
+    defaulted = [(name, kind, dataclasses.field(default=value)) for name, kind, value in fields]
+    options = dataclasses.make_dataclass("Options", defaulted, frozen=True)
+    parsed = _parse_quietly(options, f"pfedfda {command}", words, _about(command))
+    methods = {name: getattr(parsed, _attribute(name), m) for name, m in defaults.items()}
+    groups = {group: getattr(parsed, group) for group in GROUPS}
+    return Config(methods, **groups), parsed.quiet
+
+
+def _about(command: str) -> str:
+    if command == "run":
+        return (
+            "Run one method on a federation and write everything about it to a folder. Without "
+            "options it runs FedAvg on a federation of handwritten digits."
+        )
+    return (
+        "Run several methods on one federation and compare them in one table. Without options it "
+        "runs every method on a federation of handwritten digits."
+    )
+
+
+def _parse_quietly(options: type[Any], program: str, words: list[str], about: str) -> Any:
+    """Parse with tyro, and turn its framed error messages into one sentence."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(options, prog=program, args=words, description=about)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise InputError(_sentence(errors.getvalue())) from None
+
+
+def _sentence(text: str) -> str:
+    """Return the essence of one of tyro's error messages."""
+    # On a terminal of ASCII only, the frame is lines of dashes below the title and after each part.
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    framed = [match[1] for line in lines if (match := re.match(r"│ (.*?) *│$", line))]
+    body = "\n".join("" if set(line) <= set(" ─-") else line for line in framed or lines[2:])
+    first = " ".join(body.strip().split("\n\n")[0].split())
+    if match := re.match(r"Unrecognized options: ([^,\s]+)", first):
+        near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", body)
+        hint = f" Did you mean {near[1]}?" if near else ""
+        return f"Unknown option {match[1]!r}; --help lists what there is.{hint}"
+    if match := re.match(r"Error parsing (\S+): (.*)", first):
+        return f"{match[1]}: {match[2]}" if match[1].startswith("--") else match[2]
+    return first
+
+
+def _value_of(flag: str, words: Sequence[str]) -> list[str]:
+    """Return the words behind a flag up to the next one, as typed."""
+    values: list[str] = []
+    for position, word in enumerate(words):
+        if word.startswith(flag + "="):
+            values.append(word.removeprefix(flag + "="))
+        if word == flag:
+            for value in words[position + 1 :]:
+                if value.startswith("--"):
+                    break
+                values.append(value)
+    return values
+
+
+def _attribute(name: str) -> str:
+    """Return the attribute that holds a method's hyper-parameters in the options."""
+    return "method_" + re.sub(r"\W", "_", name)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")

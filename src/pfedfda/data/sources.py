@@ -1,0 +1,352 @@
+"""Sources: where images and labels come from before anybody holds them.
+
+A source is named in one string: ``digits``, or a path to the user's own images. It can tell what
+determines its content without reading all of it (`Source.key`), and it can load it
+(`Source.load`).
+"""
+
+import warnings
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from pfedfda.errors import InputError, unknown
+
+Progress = Callable[[int, int], None]
+LARGEST_DEFAULT_SIZE = 64
+DEFAULT_SIZES = (64, 32, 28)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images as they come out of a source.
+
+    Parameters
+    ----------
+    images
+        uint8, of shape (samples, height, width, channels) with one or three channels.
+    labels
+        One integer label a sample, from 0 to the number of classes minus one.
+    class_names
+        The names of the classes, in the order of the labels.
+    groups
+        An integer group id for each sample where the source has natural clients, otherwise None.
+    group_names
+        The names of the groups, in the order of their ids.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    groups: NDArray[np.int64] | None = None
+    group_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count, classes = len(self.images), len(self.class_names)
+        if count == 0:
+            raise InputError("The source holds no images.")
+        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
+            raise InputError(
+                f"The images have shape {self.images.shape}; expected (samples, height, width) or "
+                f"(samples, height, width, channels) with 1 or 3 channels."
+            )
+        if self.images.dtype != np.uint8:
+            raise InputError(f"The images are {self.images.dtype}; expected uint8, 0 to 255.")
+        if self.labels.shape != (count,):
+            raise InputError(
+                f"There are {count} images but labels of shape {self.labels.shape}; expected one "
+                f"label an image."
+            )
+        if self.labels.min() < 0 or self.labels.max() >= classes:
+            wrong = self.labels.min() if self.labels.min() < 0 else self.labels.max()
+            raise InputError(
+                f"Label {wrong} is out of range: with {classes} classes labels go from 0 to "
+                f"{classes - 1}."
+            )
+        empty = np.flatnonzero(np.bincount(self.labels, minlength=classes) == 0)
+        if len(empty):
+            raise InputError(
+                f"Class {self.class_names[empty[0]]!r} has no samples: every class needs at least "
+                f"one; remove it or number the labels without gaps."
+            )
+        if self.groups is not None and self.groups.shape != (count,):
+            raise InputError(
+                f"There are {count} images but client ids of shape {self.groups.shape}; expected "
+                f"one id an image."
+            )
+
+
+class Source(Protocol):
+    """What the rest of the package needs from a source."""
+
+    def key(self) -> dict[str, Any]:
+        """Return everything that determines the content, as JSON values."""
+
+    def load(self, progress: Progress | None = None) -> ImageSet:
+        """Read all images; `progress` is called with the number done and the number in all."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The 1,797 handwritten digits that scikit-learn ships, scaled from 8×8 to 28×28.
+
+    They are the test part of the UCI "Optical Recognition of Handwritten Digits" set (E. Alpaydin
+    and C. Kaynak, 1998), written by 13 people.
+    """
+
+    image_size: int = 28
+
+    def key(self) -> dict[str, Any]:
+        """Return the name, the version of the scaling, and the size."""
+        return {"source": "digits", "version": 1, "image_size": self.image_size}
+
+    def load(self, progress: Progress | None = None) -> ImageSet:
+        """Return the digits, scaled with bicubic interpolation."""
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        small = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        size = (self.image_size, self.image_size)
+        images = [Image.fromarray(d).resize(size, Image.Resampling.BICUBIC) for d in small]
+        return ImageSet(
+            images=np.stack([np.asarray(image) for image in images])[..., None],
+            labels=digits.target.astype(np.int64),
+            class_names=tuple(str(name) for name in digits.target_names),
+        )
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The user's own images: ``class/image.png``, or ``client/class/image.png``.
+
+    Files that are not images by their name are passed over, and so is everything hidden. Images
+    become squares: they are cropped at the centre and scaled.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    image_size
+        The side of the squares in pixels. By default it is the images' own size if they are all
+        squares of one size up to 64, otherwise the largest of 64, 32 and 28 that no image is
+        smaller than (28 for images that are smaller still).
+    """
+
+    path: Path
+    image_size: int | None = None
+
+    def key(self) -> dict[str, Any]:
+        """Return the name, size and time of change of every file."""
+        files = [
+            [str(f.relative_to(self.path)), f.stat().st_size, f.stat().st_mtime_ns]
+            for f in self._files()
+        ]
+        return {"source": "folder", "version": 1, "files": files, "image_size": self.image_size}
+
+    def load(self, progress: Progress | None = None) -> ImageSet:
+        """Decode every image and take classes, and clients if there are any, from the folders."""
+        files = self._files()
+        depths = {len(f.relative_to(self.path).parts) for f in files}
+        if depths not in ({2}, {3}):
+            odd = next(f for f in files if len(f.relative_to(self.path).parts) != max(depths))
+            named = files[0] if len(depths) == 1 else odd
+            raise InputError(
+                f"The images in {self.path} must all lie at class/image.png or all at "
+                f"client/class/image.png, but {named.relative_to(self.path)} does not fit."
+            )
+        self._refuse_empty_classes(files, depths.pop())
+        size, mode = self._choose_format(files)
+        images: list[NDArray[np.uint8]] = []
+        with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter lock
+            for image in pool.map(lambda f: _decode(f, size, mode), files):
+                images.append(image)
+                if progress is not None:
+                    progress(len(images), len(files))
+        class_names = sorted({f.parent.name for f in files})
+        labels = np.array([class_names.index(f.parent.name) for f in files])
+        groups, group_names = None, []
+        if len(files[0].relative_to(self.path).parts) == 3:
+            group_names = sorted({f.parents[1].name for f in files})
+            groups = np.array([group_names.index(f.parents[1].name) for f in files])
+        return ImageSet(np.stack(images), labels, tuple(class_names), groups, tuple(group_names))
+
+    def _files(self) -> list[Path]:
+        if not self.path.is_dir():
+            raise InputError(f"There is no folder {self.path}.")
+        extensions = Image.registered_extensions()
+        files = sorted(
+            f
+            for f in self.path.rglob("*")
+            if f.suffix.lower() in extensions
+            and f.is_file()
+            and not any(part.startswith(".") for part in f.relative_to(self.path).parts)
+        )
+        if not files:
+            raise InputError(
+                f"The folder {self.path} holds no images; expected class/image.png or "
+                f"client/class/image.png."
+            )
+        return files
+
+    def _refuse_empty_classes(self, files: list[Path], depth: int) -> None:
+        """Refuse a class folder without images: it is a mistake more often than a wish."""
+        used = {f.parent.name for f in files}
+        pattern = "*" if depth == 2 else "*/*"
+        for folder in sorted(self.path.glob(pattern)):
+            if folder.is_dir() and not folder.name.startswith(".") and folder.name not in used:
+                raise InputError(
+                    f"Class {folder.name!r} has no samples: the folder {folder} holds no images."
+                )
+
+    def _choose_format(self, files: list[Path]) -> tuple[int, str]:
+        """Return the side of the squares and the mode, grey (L) or RGB, that fit all images."""
+        shapes, grey = set(), True
+        for file in files:  # reads the headers only
+            with _open(file) as image:
+                shapes.add(image.size)
+                grey = grey and image.mode in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")
+        mode = "L" if grey else "RGB"
+        if self.image_size is not None:
+            return self.image_size, mode
+        smallest = min(min(shape) for shape in shapes)
+        if len(shapes) == 1 and len(set(shapes.pop())) == 1 and smallest <= LARGEST_DEFAULT_SIZE:
+            return smallest, mode
+        return next((s for s in DEFAULT_SIZES if s <= smallest), DEFAULT_SIZES[-1]), mode
+
+
+@dataclass(frozen=True)
+class NpzFile:
+    """An ``.npz`` file with `images` and `labels`, and optionally `clients` and `class_names`.
+
+    Parameters
+    ----------
+    path
+        The file. `images` is uint8 of shape (samples, height, width) or (samples, height, width,
+        channels); `labels` and `clients` are one integer a sample.
+    image_size
+        Scale the images to squares of this side; by default they stay as they are.
+    """
+
+    path: Path
+    image_size: int | None = None
+
+    def key(self) -> dict[str, Any]:
+        """Return the path, size and time of change of the file."""
+        if not self.path.is_file():
+            raise InputError(f"There is no file {self.path}.")
+        stat = self.path.stat()
+        file = [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
+        return {"source": "npz", "version": 1, "file": file, "image_size": self.image_size}
+
+    def load(self, progress: Progress | None = None) -> ImageSet:
+        """Read the arrays."""
+        arrays = self._read()
+        for name in ("images", "labels"):
+            if name not in arrays:
+                raise InputError(
+                    f"The file {self.path} has no array {name!r}; it has "
+                    f"{', '.join(sorted(arrays)) or 'none'}."
+                )
+        images, labels = arrays["images"], arrays["labels"]
+        if images.ndim == 3:
+            images = images[..., None]
+        labels = _integers(labels, "labels", self.path)
+        if "class_names" in arrays:
+            class_names = tuple(str(name) for name in arrays["class_names"].ravel())
+        else:
+            class_names = tuple(str(c) for c in range(int(labels.max(initial=0)) + 1))
+        groups: NDArray[np.int64] | None = None
+        group_names: tuple[str, ...] = ()
+        if "clients" in arrays:
+            clients = arrays["clients"]
+            if clients.dtype.kind not in "US":
+                clients = _integers(clients, "clients", self.path)
+            names, groups = np.unique(clients, return_inverse=True)
+            group_names = tuple(str(name) for name in names)
+        loaded = ImageSet(images, labels, class_names, groups, group_names)
+        if self.image_size is None:
+            return loaded
+        size = (self.image_size, self.image_size)
+        scaled = [np.asarray(ImageOps.fit(_to_pil(i), size)) for i in loaded.images]
+        stacked = np.stack(scaled).reshape(len(scaled), *size, -1)
+        return ImageSet(stacked, labels, class_names, groups, group_names)
+
+    def _read(self) -> dict[str, NDArray[Any]]:
+        try:
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            raise InputError(
+                f"The file {self.path} cannot be read as an .npz of plain arrays ({error})."
+            ) from error
+
+
+def open_source(name: str, image_size: int | None = None) -> Source:
+    """Return the source that a string names.
+
+    Parameters
+    ----------
+    name
+        ``digits``, ``folder:PATH``, or simply the path of a folder of images or of an ``.npz``.
+    image_size
+        Scale all images to squares of this side; the source's own choice when None.
+    """
+    if image_size is not None and not 8 <= image_size <= 1024:
+        raise InputError(f"The image size is {image_size}; it must be between 8 and 1024 pixels.")
+    if name == "digits":
+        return Digits() if image_size is None else Digits(image_size)
+    explicit = name.startswith("folder:")
+    path = Path(name.removeprefix("folder:")).expanduser()
+    if path.suffix == ".npz":
+        return NpzFile(path, image_size)
+    if explicit or path.is_dir():
+        return Folder(path, image_size)
+    if "/" in name or name.startswith("."):
+        raise InputError(f"There is no folder {path}.")
+    raise unknown("dataset", name, ["digits", "folder:PATH", "PATH.npz"])
+
+
+def _open(file: Path) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return Image.open(file)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning) as error:
+        raise _undecodable(file, error) from error
+    except Image.DecompressionBombError as error:
+        raise _undecodable(file, error) from error
+
+
+def _decode(file: Path, size: int, mode: str) -> NDArray[np.uint8]:
+    with _open(file) as image:
+        try:
+            image.load()
+        except (OSError, ValueError, SyntaxError) as error:
+            raise _undecodable(file, error) from error
+        if image.mode.startswith(("I", "F")):  # 16 bits or more: keep the upper eight
+            deep = np.asarray(image).astype(np.float64)
+            scale = 255 / 65535 if image.mode.startswith("I") else 255.0
+            image = Image.fromarray((deep * scale).clip(0, 255).astype(np.uint8))
+        square = ImageOps.fit(image.convert(mode), (size, size), Image.Resampling.BICUBIC)
+        return np.asarray(square).reshape(size, size, -1)
+
+
+def _undecodable(file: Path, error: Exception) -> InputError:
+    return InputError(f"The image {file} cannot be decoded ({error}); repair or remove it.")
+
+
+def _to_pil(image: NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+
+
+def _integers(values: NDArray[Any], name: str, path: Path) -> NDArray[np.int64]:
+    if values.dtype.kind not in "iu":
+        raise InputError(f"The array {name!r} in {path} is {values.dtype}; expected integers.")
+    return values.astype(np.int64)

@@ -1,0 +1,7 @@
+"""Engines: which processes run which client. A method never knows which engine runs it."""
+
+from pfedfda.engine.local import EngineConfig, LocalEngine
+from pfedfda.engine.runner import Outcome, one_thread
+from pfedfda.engine.states import ClientStates
+
+__all__ = ["ClientStates", "EngineConfig", "LocalEngine", "Outcome", "one_thread"]

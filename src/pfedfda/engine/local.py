@@ -1,0 +1,411 @@
+"""The local engine: many clients on one machine, a few at a time.
+
+A pool of persistent worker processes, one compute thread each, plays the clients. The server's
+state is written to shared memory once a round and mapped by every worker; the pipes carry only
+client numbers and small results. Clients are handed out largest first, so that no long one is left
+for the end, and outcomes come back in that same order, so that the server's sums do not depend on
+the number of workers.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pfedfda.data import Federation
+from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind, Outcome, num_bytes, one_thread
+from pfedfda.engine.states import ClientStates
+from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
+from pfedfda.methods import Method, Task, Tensors
+from pfedfda.methods.registry import load_method_file, user_files
+
+SHARED_MEMORY = Path("/dev/shm")
+MIN_SHARED_MEMORY = 2**28
+MAX_WAITING_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What runs where.
+
+    Parameters
+    ----------
+    workers
+        Worker processes; by default one a core (one in all if the device is not the CPU). 0 runs
+        everything in the calling process, for debugging. Results do not depend on it.
+    device
+        Where the networks run: cpu, cuda, cuda:1, mps.
+    """
+
+    workers: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise InputError(f"The number of workers is {self.workers}; it must be 0 or more.")
+        resolve_device(self.device)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of worker processes that this configuration means on this machine."""
+        if self.workers is not None:
+            return self.workers
+        return available_cores() if self.device == "cpu" else 1
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of this name if this machine has it."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"Unknown device {name!r}: choose from cpu, cuda, cuda:N, mps.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"The device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA "
+            f"devices; use --device cpu."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("The device 'mps' is not available on this machine; use --device cpu.")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise InputError(f"Unknown device {name!r}: choose from cpu, cuda, cuda:N, mps.")
+    return device
+
+
+@dataclass
+class Worker:
+    """A worker process as the engine sees it.
+
+    Parameters
+    ----------
+    process
+        The process.
+    connection
+        Our end of its pipe.
+    client_id
+        The client it is busy with, None when it is idle.
+    """
+
+    process: BaseProcess
+    connection: Connection
+    client_id: int | None = None
+
+
+@dataclass(frozen=True)
+class SharedBroadcast:
+    """A broadcast whose tensors lie in a file of the shared memory."""
+
+    method: Method
+    path: Path
+    round: int
+    states: ClientStates
+
+
+class LocalEngine:
+    """Runs clients on this machine; a context manager.
+
+    Parameters
+    ----------
+    federation
+        Whose data it is.
+    task
+        What everybody knows.
+    config
+        The number of workers and the device.
+    """
+
+    def __init__(
+        self, federation: Federation, task: Task, config: EngineConfig | None = None
+    ) -> None:
+        config = config or EngineConfig()
+        self.federation = federation
+        self.task = task
+        self.device = resolve_device(config.device)
+        self.num_workers = config.num_workers
+        self._workers: list[Worker] = []
+        self._runner: ClientRunner | None = None
+        self._scratch: Path | None = None
+        self._broadcasts = 0
+
+    def __enter__(self) -> "LocalEngine":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def train(
+        self,
+        method: Method,
+        state: Tensors,
+        client_ids: Sequence[int],
+        round_number: int,
+        states: ClientStates,
+    ) -> Iterator[Outcome]:
+        """Train these clients; yield their outcomes as a stream in a fixed order."""
+        return self._run("train", client_ids, Broadcast(method, state, round_number, states))
+
+    def evaluate(
+        self,
+        method: Method,
+        state: Tensors,
+        client_ids: Sequence[int],
+        round_number: int,
+        states: ClientStates,
+    ) -> Iterator[Outcome]:
+        """Personalise and test these clients; yield their outcomes in a fixed order."""
+        return self._run("evaluate", client_ids, Broadcast(method, state, round_number, states))
+
+    def _start(self) -> None:
+        """Start the workers, if they are not running."""
+        if self._workers or self.num_workers == 0:
+            return
+        self._scratch = _make_scratch(self.task, self.num_workers)
+        # Forking is quick and lets a method be defined in a script or a notebook; an accelerator's
+        # runtime does not survive it.
+        fork = sys.platform == "linux" and self.device.type == "cpu"
+        context = multiprocessing.get_context("fork" if fork else "spawn")
+        for number in range(self.num_workers):
+            ours, theirs = context.Pipe()
+            # A forked child holds copies of our ends: it must close them, or a worker would never
+            # notice that we are gone.
+            inherited = [w.connection for w in self._workers] + [ours] if fork else []
+            # A fresh process has not run the files that brought the user's methods.
+            files = [] if fork else user_files()
+            process = context.Process(  # type: ignore[attr-defined]
+                target=_work,
+                name=f"pfedfda-worker-{number}",
+                args=(
+                    theirs,
+                    inherited,
+                    files,
+                    self.federation,
+                    self.task,
+                    str(self.device),
+                    self._scratch,
+                ),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(Worker(process, ours))
+
+    def close(self) -> None:
+        """Stop the workers and remove the shared memory."""
+        for worker in self._workers:
+            if worker.client_id is not None:
+                worker.process.terminate()
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers = []
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def _run(
+        self, kind: JobKind, client_ids: Sequence[int], broadcast: Broadcast
+    ) -> Iterator[Outcome]:
+        sizes = self.federation.train_sizes
+        order = sorted(client_ids, key=lambda client_id: (-int(sizes[client_id]), client_id))
+        if self.num_workers == 0:
+            yield from self._run_here(kind, order, broadcast)
+            return
+        self._start()
+        shared = self._share(broadcast)
+        # An outcome that must wait for its turn occupies shared memory; the window bounds how many.
+        per_update = max(num_bytes(broadcast.state), 1)
+        window = max(2 * self.num_workers, min(256, MAX_WAITING_BYTES // per_update))
+        pending = deque(enumerate(order))
+        arrived: dict[int, Outcome] = {}
+        finished = False
+        try:
+            for position, client_id in enumerate(order):
+                # Whoever became idle while the last outcome was taken in gets work first.
+                self._collect(arrived, kind, broadcast.round, timeout=0)
+                self._hand_out(pending, position + window, kind, broadcast.round)
+                while client_id not in arrived:
+                    self._collect(arrived, kind, broadcast.round, timeout=None)
+                    self._hand_out(pending, position + window, kind, broadcast.round)
+                yield self._take(arrived.pop(client_id))
+            finished = True
+        finally:
+            if finished:
+                shared.path.unlink(missing_ok=True)
+            else:  # an error, or the consumer lost interest: the workers may still be busy
+                self.close()
+
+    def _run_here(
+        self, kind: JobKind, order: Sequence[int], broadcast: Broadcast
+    ) -> Iterator[Outcome]:
+        if self._runner is None:
+            self._runner = ClientRunner(self.federation, self.task, self.device)
+        with one_thread():
+            for client_id in order:
+                yield self._runner.run(kind, client_id, broadcast)
+
+    def _share(self, broadcast: Broadcast) -> SharedBroadcast:
+        """Write the state where every worker can map it, and tell them."""
+        assert self._scratch is not None
+        self._broadcasts += 1
+        path = self._scratch / f"broadcast-{self._broadcasts}.safetensors"
+        save_file(broadcast.state, path)
+        shared = SharedBroadcast(broadcast.method, path, broadcast.round, broadcast.states)
+        for worker in self._workers:
+            self._send(worker, shared, "broadcast", broadcast.round)
+        return shared
+
+    def _send(self, worker: Worker, message: object, activity: str, round_number: int) -> None:
+        try:
+            worker.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._death(worker, activity, round_number) from None
+
+    def _hand_out(
+        self, pending: deque[tuple[int, int]], limit: int, kind: JobKind, round_number: int
+    ) -> None:
+        """Give every idle worker the next client whose position is below the limit."""
+        for worker in self._workers:
+            if worker.client_id is None and pending and pending[0][0] < limit:
+                worker.client_id = pending.popleft()[1]
+                self._send(worker, (kind, worker.client_id), kind, round_number)
+
+    def _collect(
+        self,
+        arrived: dict[int, Outcome],
+        kind: JobKind,
+        round_number: int,
+        timeout: float | None,
+    ) -> None:
+        """Take the outcomes that are there; without a timeout wait for at least one."""
+        busy = {w.connection: w for w in self._workers if w.client_id is not None}
+        for connection in wait(list(busy), timeout):
+            worker = busy[connection]  # type: ignore[index]
+            try:
+                answer = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                raise self._death(worker, kind, round_number) from None
+            if isinstance(answer, Exception):
+                raise answer
+            worker.client_id = None
+            arrived[answer.client_id] = answer
+
+    def _take(self, outcome: Outcome) -> Outcome:
+        """Map the tensors of an update that a worker left in the shared memory."""
+        if outcome.update is None or not outcome.bytes_up:
+            return outcome
+        assert self._scratch is not None
+        path = _update_path(self._scratch, outcome.client_id)
+        tensors = load_file(path)
+        path.unlink()
+        return replace(outcome, update=replace(outcome.update, tensors=tensors))
+
+    def _death(self, worker: Worker, activity: str, round_number: int) -> RunStoppedError:
+        worker.process.join(timeout=5)
+        code = worker.process.exitcode
+        how = f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            if -code == signal.SIGKILL:
+                how += ", as the system does when memory runs out"
+        who = "" if worker.client_id is None else f" of client {worker.client_id}"
+        return RunStoppedError(
+            f"Worker process {worker.process.pid} {how} during the {activity} step{who} in round "
+            f"{round_number}."
+        )
+
+
+def _work(
+    connection: Connection,
+    inherited: list[Connection],
+    method_files: list[Path],
+    federation: Federation,
+    task: Task,
+    device: str,
+    scratch: Path,
+) -> None:
+    """Serve clients until the other end of the pipe closes; what a worker process runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    for file in method_files:
+        load_method_file(file)
+    with one_thread():
+        runner = ClientRunner(federation, task, torch.device(device))
+        broadcast: Broadcast | None = None
+        while True:
+            try:
+                order = connection.recv()
+            except (EOFError, OSError):
+                shutil.rmtree(scratch, ignore_errors=True)  # in case our parent could not
+                return
+            if isinstance(order, SharedBroadcast):
+                state: dict[str, Tensor] = load_file(order.path)
+                broadcast = Broadcast(order.method, state, order.round, order.states)
+                continue
+            kind, client_id = order
+            assert broadcast is not None
+            answer: Outcome | Exception
+            try:
+                answer = _leave(runner.run(kind, client_id, broadcast), scratch)
+            except PfedfdaError as error:
+                answer = error
+            except Exception as error:
+                answer = RunStoppedError(
+                    f"Client {client_id} failed in the {kind} step of round {broadcast.round}: "
+                    f"{type(error).__name__}: {error} (--workers 0 shows where)."
+                )
+                answer.add_note(traceback.format_exc())
+            try:
+                connection.send(answer)
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+
+def _leave(outcome: Outcome, scratch: Path) -> Outcome:
+    """Put the tensors of an update into the shared memory; the pipe carries the rest."""
+    if outcome.update is None or not outcome.bytes_up:
+        return outcome
+    save_file(outcome.update.tensors, _update_path(scratch, outcome.client_id))
+    return replace(outcome, update=replace(outcome.update, tensors={}))
+
+
+def _update_path(scratch: Path, client_id: int) -> Path:
+    return scratch / f"update-{client_id}.safetensors"
+
+
+def _make_scratch(task: Task, workers: int) -> Path:
+    """Make a folder in shared memory if there is room for a few models each, else on disk."""
+    needed = max(MIN_SHARED_MEMORY, 16 * workers * num_bytes(task.initial_tensors()))
+    parent = None
+    if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
+        parent = SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free >= needed else None
+    return Path(tempfile.mkdtemp(prefix="pfedfda-", dir=parent))

@@ -1,0 +1,186 @@
+"""What happens at one client, in whatever process it runs."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
+
+from pfedfda.data import Federation
+from pfedfda.engine.states import ClientStates
+from pfedfda.methods import Client, Method, Samples, Task, Update, to_input
+from pfedfda.seeding import torch_generator
+
+JobKind = Literal["train", "evaluate"]
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left of a client's part in a round.
+
+    Parameters
+    ----------
+    client_id
+        Whose it is.
+    update
+        What it sent up, after training; None after evaluation.
+    correct, tested
+        Correctly classified and all test samples, after evaluation.
+    loss
+        The sum of the cross-entropy over the test samples, after evaluation.
+    metrics
+        Numbers about the client from the method.
+    seconds
+        Where the client's time went, by component.
+    bytes_down, bytes_up
+        Sizes of the message and the update.
+    """
+
+    client_id: int
+    update: Update | None = None
+    correct: int = 0
+    tested: int = 0
+    loss: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What all clients of a round have in common.
+
+    Parameters
+    ----------
+    method
+        The method with its hyper-parameters.
+    state
+        The server's state; each client gets its message from it.
+    round
+        The number of the round, from 1.
+    states
+        Where the clients' own tensors are.
+    """
+
+    method: Method
+    state: dict[str, Tensor]
+    round: int
+    states: ClientStates
+
+
+class ClientRunner:
+    """Plays one client after the other, with one scratch model.
+
+    Parameters
+    ----------
+    federation
+        Whose data it is.
+    task
+        What everybody knows.
+    device
+        Where the networks run.
+    """
+
+    def __init__(self, federation: Federation, task: Task, device: torch.device) -> None:
+        self.federation = federation
+        self.task = task
+        self.device = device
+        self.model = task.build_model().to(device)
+
+    def run(self, kind: JobKind, client_id: int, broadcast: Broadcast) -> Outcome:
+        """Do a client's part in a round."""
+        return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+
+    def _train(self, client_id: int, broadcast: Broadcast) -> Outcome:
+        client = self._client("train", client_id, broadcast)
+        message = broadcast.method.message(broadcast.state, client_id)
+        update = broadcast.method.train(client, message)
+        if client.state:
+            broadcast.states.stage(client_id, client.state)
+        return Outcome(
+            client_id,
+            update=replace(update, client_id=client_id),
+            metrics=update.metrics,
+            seconds=client.seconds,
+            bytes_down=num_bytes(message),
+            bytes_up=num_bytes(update.tensors),
+        )
+
+    def _evaluate(self, client_id: int, broadcast: Broadcast) -> Outcome:
+        client = self._client("evaluate", client_id, broadcast)
+        message = broadcast.method.message(broadcast.state, client_id)
+        personal = broadcast.method.personalize(client, message)
+        data = self.federation.client(client_id)
+        test = self._samples(data.test_images, data.test_labels)
+        correct, loss = score(personal.model, test)
+        return Outcome(
+            client_id,
+            correct=correct,
+            tested=len(test.labels),
+            loss=loss,
+            metrics=personal.metrics,
+            seconds=client.seconds,
+        )
+
+    def _client(self, purpose: JobKind, client_id: int, broadcast: Broadcast) -> Client:
+        data = self.federation.client(client_id)
+        # The purpose is part of the generator's name: evaluating draws nothing that training sees.
+        generator = torch_generator(purpose, self.task.seed, broadcast.round, client_id)
+        self.model.train()
+        return Client(
+            client_id=client_id,
+            round=broadcast.round,
+            task=self.task,
+            samples=self._samples(data.train_images, data.train_labels),
+            state=broadcast.states.load(client_id),
+            model=self.model,
+            generator=generator,
+        )
+
+    def _samples(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Samples:
+        # The copy takes the slice out of the mapped file, which is read-only.
+        return Samples(
+            torch.from_numpy(np.array(images)).to(self.device),
+            torch.from_numpy(np.array(labels)).to(self.device),
+        )
+
+
+def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
+    """Return the number of correctly classified samples and the sum of the cross-entropy."""
+    model.eval()
+    correct, loss = 0, 0.0
+    with torch.inference_mode():
+        for images, labels in zip(
+            torch.split(samples.images, EVALUATION_BATCH),
+            torch.split(samples.labels, EVALUATION_BATCH),
+            strict=True,
+        ):
+            logits = model(to_input(images))
+            correct += int((logits.argmax(dim=1) == labels).sum())
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    return correct, loss
+
+
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the size of the tensors' content."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread: a worker has one core, and sums have one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)

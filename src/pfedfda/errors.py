@@ -1,0 +1,34 @@
+"""What can go wrong in a way that the user should read about."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PfedfdaError(Exception):
+    """The base of every error that this package raises on purpose; its text is one sentence."""
+
+
+class InputError(PfedfdaError, ValueError):
+    """A value that the user gave cannot be used; the text names it and says what is allowed."""
+
+
+class RunStoppedError(PfedfdaError):
+    """A run ended before its last round; what it had is on disk."""
+
+
+def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
+    """Return the error for a name that is not among the known ones, with the nearest as a hint.
+
+    Parameters
+    ----------
+    kind
+        What the name is for, e.g. ``"method"``.
+    value
+        The name as the user wrote it.
+    known
+        The names that would have been accepted.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"Unknown {kind} {value!r}: choose from {', '.join(names)}.{hint}")

@@ -1,0 +1,238 @@
+"""The configuration of a run: dataclasses, and the TOML file that holds the same."""
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pfedfda.data import FederationConfig
+from pfedfda.engine import EngineConfig
+from pfedfda.errors import InputError, unknown
+from pfedfda.methods import Method, TrainingConfig, find_method
+from pfedfda.models import ModelConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The rounds.
+
+    Parameters
+    ----------
+    rounds
+        The number of rounds.
+    participation
+        The probability q with which each client takes part in a round; at least one client always
+        does, and in the last round all do.
+    eval_every
+        Evaluate all clients after every so many rounds, and always after the last; 0 means only
+        after the last.
+    seed
+        Determines initial weights, participation and the order of samples.
+    """
+
+    rounds: int = 200
+    participation: float = 0.3
+    eval_every: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InputError(f"The number of rounds is {self.rounds}; it must be at least 1.")
+        if not 0 < self.participation <= 1:
+            raise InputError(f"The participation is {self.participation}; it must lie in (0, 1].")
+        if self.eval_every < 0:
+            raise InputError(f"eval-every is {self.eval_every}; it must be 0 or more.")
+
+    def evaluates(self, round_number: int) -> bool:
+        """Tell whether the clients are evaluated after this round."""
+        if round_number == self.rounds:
+            return True
+        return self.eval_every > 0 and round_number % self.eval_every == 0
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """Where the results go.
+
+    Parameters
+    ----------
+    output
+        The folder for runs.
+    name
+        The name of the run's folder in it; by default made from the source and the method, with a
+        number if there is one of that name already.
+    """
+
+    output: Path = Path("runs")
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
+            raise InputError(f"The name {self.name!r} is not a plain folder name.")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything needed to run one or more methods on a federation.
+
+    Parameters
+    ----------
+    methods
+        The methods by name, with their hyper-parameters.
+    federation, model, training, schedule, engine, output
+        The groups of settings.
+    """
+
+    methods: dict[str, Method]
+    federation: FederationConfig = field(default_factory=FederationConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+
+GROUPS: dict[str, type[Any]] = {
+    "federation": FederationConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "schedule": ScheduleConfig,
+    "engine": EngineConfig,
+    "output": OutputConfig,
+}
+
+
+def make_config(
+    methods: Mapping[str, Method], federation: FederationConfig | None = None, **settings: Any
+) -> Config:
+    """Build a configuration from settings of all groups by their plain names.
+
+    Parameters
+    ----------
+    methods
+        The methods by name.
+    federation
+        A federation; its fields can also be given as settings.
+    settings
+        Fields of any group, e.g. ``rounds=20, alpha=0.3, workers=0``.
+    """
+    groups: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
+    owner = {f.name: name for name, group in GROUPS.items() for f in dataclasses.fields(group)}
+    for setting, value in settings.items():
+        if setting not in owner:
+            raise unknown("setting", setting, owner)
+        groups[owner[setting]][setting] = value
+    built = {name: from_mapping(GROUPS[name], groups[name], name) for name in GROUPS}
+    if federation is not None:
+        built["federation"] = dataclasses.replace(federation, **groups["federation"])
+    return Config(dict(methods), **built)
+
+
+def from_mapping(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from plain values, and refuse unknown fields and wrong types.
+
+    Parameters
+    ----------
+    kind
+        The dataclass.
+    values
+        Values by field name, as a TOML table has them.
+    where
+        What to call the table in an error.
+    """
+    hints = get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    arguments = {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown(f"field in [{where}]:", name, known or ["(it has none)"])
+        arguments[name] = _convert(hints[name], value, f"{where}.{name}")
+    return kind(**arguments)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Return the value as the type that a field has, or refuse it."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
+        if option is type(None) and value is None:
+            return None
+        if option is Path and isinstance(value, str | Path):
+            return Path(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if option is float and number and math.isfinite(value):
+            return float(value)
+        if option in (int, str, bool) and type(value) is option:
+            return value
+    raise InputError(f"{where} is {value!r}; it must be {_describe(options)}.")
+
+
+def _describe(options: tuple[Any, ...]) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    words = []
+    for option in options:
+        if get_origin(option) is Literal:
+            words += [repr(choice) for choice in get_args(option)]
+        elif option is not type(None):
+            words.append(names.get(option, "a path"))
+    return " or ".join(words)
+
+
+def read_config(path: Path) -> Config:
+    """Read a configuration from a TOML file, such as the ``config.toml`` of a run."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"There is no configuration file {path}.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"The configuration file {path} cannot be read ({error}).") from error
+    for name, table in tables.items():
+        if name not in ("methods", *GROUPS):
+            raise unknown(f"table in {path}:", name, ["methods", *GROUPS])
+        if not isinstance(table, dict):
+            raise InputError(f"{name} in {path} is {table!r}; it must be a table.")
+    methods = {}
+    for name, fields in tables.get("methods", {}).items():
+        if not isinstance(fields, dict):
+            raise InputError(f"methods.{name} in {path} is {fields!r}; it must be a table.")
+        methods[name] = from_mapping(find_method(name), fields, f"methods.{name}")
+    groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}
+    return Config(methods, **groups)
+
+
+def write_config(config: Config) -> str:
+    """Return the configuration as TOML, less the place of the output.
+
+    Settings that are None, such as the number of workers by default, are left out.
+    """
+    sections = {name: getattr(config, name) for name in GROUPS if name != "output"}
+    sections |= {f"methods.{_key(name)}": m for name, m in config.methods.items()}
+    lines = []
+    for name, section in sections.items():
+        lines.append(f"[{name}]")
+        for f in dataclasses.fields(section):
+            value = getattr(section, f.name)
+            if value is not None:
+                lines.append(f"{f.name} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    """Return a name as a TOML key; a method may be named by the path of a file."""
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool | int | float):
+        return repr(value).lower()
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

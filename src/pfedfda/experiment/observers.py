@@ -1,0 +1,185 @@
+"""Who watches a run: progress on a terminal, plain lines in a log, or nobody."""
+
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from pfedfda.experiment.accuracy import Accuracy
+from pfedfda.methods import Method
+
+
+class Observer:
+    """Is told what happens; this one keeps quiet. A context manager."""
+
+    def __enter__(self) -> "Observer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Tell something that is worth a line."""
+
+    def preparing(self, step: str, done: int, total: int) -> None:
+        """Hear that the federation is being prepared."""
+
+    def started(self, method: Method, rounds: int) -> None:
+        """Hear that a method begins."""
+
+    def progressed(self, fraction: float) -> None:
+        """Hear that a part of a round is done."""
+
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
+        """Hear that all clients have been evaluated."""
+
+    def finished(self) -> None:
+        """Hear that the method has ended."""
+
+
+class TerminalObserver(Observer):
+    """Draws a progress bar with the round, the last accuracy and the time left.
+
+    It draws when something happens, at most ten times a second, and has no thread of its own: the
+    engine forks, and a fork must not happen while another thread holds a lock.
+
+    Parameters
+    ----------
+    console
+        Where to draw.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            auto_refresh=False,
+        )
+        self.last_draw = 0.0
+        self.method_task: TaskID | None = None
+        self.steps: dict[str, TaskID] = {}
+        self.done = 0.0
+
+    def __enter__(self) -> "TerminalObserver":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.progress.refresh()
+        self.progress.stop()
+
+    def _draw(self, now: bool = False) -> None:
+        if now or time.monotonic() - self.last_draw > 0.1:
+            self.progress.refresh()
+            self.last_draw = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print above the bars."""
+        self.progress.console.print(text, highlight=False)
+
+    def preparing(self, step: str, done: int, total: int) -> None:
+        """Draw a bar for this step of the preparation."""
+        if step not in self.steps:
+            self.steps[step] = self.progress.add_task(step, total=total, unit="", note="")
+        self.progress.update(self.steps[step], completed=done)
+        self._draw()
+
+    def started(self, method: Method, rounds: int) -> None:
+        """Add a bar for the method and take those of the preparation away."""
+        for task in self.steps.values():
+            self.progress.update(task, visible=False)
+        self.done = 0.0
+        self.method_task = self.progress.add_task(
+            method.title, total=rounds, unit="rounds", note=""
+        )
+        self._draw(now=True)
+
+    def progressed(self, fraction: float) -> None:
+        """Move the bar; the number shows complete rounds."""
+        assert self.method_task is not None
+        self.done += fraction
+        self.progress.update(self.method_task, completed=int(self.done + 1e-6))
+        self._draw()
+
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
+        """Show the accuracy behind the bar."""
+        assert self.method_task is not None
+        note = f"accuracy {accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}"
+        self.progress.update(self.method_task, note=note)
+        self._draw(now=True)
+
+    def finished(self) -> None:
+        """Leave the bar as it is."""
+        self.method_task = None
+
+
+class PlainObserver(Observer):
+    """Prints a line for each evaluation, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self.title = ""
+        self.rounds = 0
+        self.start = 0.0
+        self.last_step = ""
+
+    def say(self, text: str) -> None:
+        """Print a line to the error stream, which leaves the output to the results."""
+        with suppress(BrokenPipeError):
+            print(text, file=sys.stderr, flush=True)
+
+    def preparing(self, step: str, done: int, total: int) -> None:
+        """Print each step of the preparation once."""
+        if step != self.last_step:
+            self.say(f"preparing the federation: {step}")
+            self.last_step = step
+
+    def started(self, method: Method, rounds: int) -> None:
+        """Remember when the method began."""
+        self.title, self.rounds, self.start = method.title, rounds, time.perf_counter()
+
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
+        """Print round, accuracy, loss and time."""
+        passed = time.perf_counter() - self.start
+        left = passed / round_number * (self.rounds - round_number)
+        self.say(
+            f"{self.title}: round {round_number}/{self.rounds}, accuracy "
+            f"{accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}, training loss "
+            f"{train_loss:.3f}, {passed:.0f} s, about {left:.0f} s left"
+        )
+
+
+def choose_observer(quiet: bool) -> Observer:
+    """Return the observer that fits where the output goes."""
+    if quiet:
+        return Observer()
+    console = Console(stderr=True)
+    return TerminalObserver(console) if console.is_terminal else PlainObserver()

@@ -1,0 +1,36 @@
+"""Federated learning methods, one file each, on the contract in `pfedfda.methods.base`."""
+
+from pfedfda.methods.base import (
+    Client,
+    Method,
+    Personal,
+    Samples,
+    Task,
+    Tensors,
+    TrainingConfig,
+    Update,
+    weighted_mean,
+)
+from pfedfda.methods.registry import all_methods, expand_names, find_method, register
+from pfedfda.methods.training import Batch, batches, cross_entropy, sgd, to_input
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Method",
+    "Personal",
+    "Samples",
+    "Task",
+    "Tensors",
+    "TrainingConfig",
+    "Update",
+    "all_methods",
+    "batches",
+    "cross_entropy",
+    "expand_names",
+    "find_method",
+    "register",
+    "sgd",
+    "to_input",
+    "weighted_mean",
+]

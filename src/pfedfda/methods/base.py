@@ -1,0 +1,251 @@
+"""The contract between a method and whatever runs it.
+
+Everything that crosses between server and client is a flat ``dict[str, Tensor]`` of CPU tensors
+with stable names: that is what a wire format, a checkpoint and a test can all carry. A method never
+knows which engine runs it; an engine knows a method only through this contract.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pfedfda.errors import InputError
+from pfedfda.models import Model, ModelConfig, build_model, model_tensors
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a client trains: plain SGD, the same for every method.
+
+    Parameters
+    ----------
+    epochs
+        Passes over the client's training samples in a round.
+    batch_size
+        Samples a step; the last batch of an epoch may be smaller and is used too.
+    lr
+        Learning rate.
+    momentum
+        Momentum of SGD; the velocity starts at zero in every round.
+    weight_decay
+        L2 penalty on the trained parameters.
+    """
+
+    epochs: int = 5
+    batch_size: int = 50
+    lr: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise InputError(f"The number of epochs is {self.epochs}; it must be at least 1.")
+        if self.batch_size < 1:
+            raise InputError(f"The batch size is {self.batch_size}; it must be at least 1.")
+        if not 0 < self.lr < float("inf"):
+            raise InputError(f"The learning rate is {self.lr}; it must be above 0.")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"The momentum is {self.momentum}; it must lie in [0, 1).")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise InputError(f"The weight decay is {self.weight_decay}; it must be 0 or more.")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server and all clients know before the first round.
+
+    Parameters
+    ----------
+    model
+        The network.
+    image_shape
+        Height, width and channels of the images.
+    num_classes
+        The number of classes of the whole federation.
+    num_clients
+        The number of clients.
+    training
+        How a client trains.
+    seed
+        Determines every random decision of the run.
+    """
+
+    model: ModelConfig
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    num_clients: int
+    training: TrainingConfig = TrainingConfig()
+    seed: int = 0
+
+    def build_model(self) -> Model:
+        """Return a new model with the initial weights, which are the same for every method."""
+        return build_model(self.model, self.image_shape, self.num_classes, self.seed)
+
+    def initial_tensors(self) -> Tensors:
+        """Return the initial weights by name; anybody can compute them, so they need no sending."""
+        return dict(_initial_tensors(self))
+
+
+@lru_cache(maxsize=2)
+def _initial_tensors(task: Task) -> Tensors:
+    return model_tensors(task.build_model())
+
+
+class Samples(NamedTuple):
+    """Labelled images of a client: uint8 (n, height, width, channels) and int64 (n,)."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass
+class Client:
+    """What a method may use on the client's side.
+
+    Parameters
+    ----------
+    client_id
+        The number of the client.
+    round
+        The current round, from 1.
+    task
+        What everybody knows.
+    samples
+        The client's training samples, on the device.
+    state
+        The client's own tensors, which outlive the round; the server never sees them. A method
+        changes them in `Method.train`; changes in `Method.personalize` are not kept.
+    model
+        A scratch model on the device; its weights are whatever the last client left.
+    generator
+        The source of randomness for this client in this round.
+    seconds
+        Where the time went, by component.
+    """
+
+    client_id: int
+    round: int
+    task: Task
+    samples: Samples
+    state: Tensors
+    model: Model
+    generator: torch.Generator
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of training samples."""
+        return len(self.samples.labels)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples and the scratch model are."""
+        return self.samples.labels.device
+
+    @contextmanager
+    def timer(self, component: str) -> Iterator[None]:
+        """Add the time that the block takes to a component of `seconds`."""
+        start = time.perf_counter()
+        yield
+        passed = time.perf_counter() - start
+        self.seconds[component] = self.seconds.get(component, 0.0) + passed
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends up after training.
+
+    Parameters
+    ----------
+    tensors
+        What crosses to the server.
+    weight
+        The weight of this client in averages, its number of training samples as a rule.
+    metrics
+        Numbers for the log, e.g. the training loss.
+    client_id
+        Who sent it; filled in by the engine.
+    """
+
+    tensors: Tensors
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    client_id: int = -1
+
+
+class Personal(NamedTuple):
+    """The model that a client uses, and numbers about how it was made (e.g. ``beta``)."""
+
+    model: nn.Module
+    metrics: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A federated learning method; its hyper-parameters are its dataclass fields.
+
+    A subclass is registered with `pfedfda.methods.register`. The five functions have no hidden
+    state: what the server knows is the state that `aggregate` returns, and what a client knows is
+    ``client.state``.
+    """
+
+    name: ClassVar[str]
+    """The name on the command line and in files."""
+    title: ClassVar[str]
+    """The name in tables."""
+    paper: ClassVar[str]
+    """Where the method was published."""
+    year: ClassVar[int]
+    """When; lists of methods are in this order."""
+
+    @abstractmethod
+    def init(self, task: Task) -> Tensors:
+        """Return the server's state before the first round."""
+
+    @abstractmethod
+    def message(self, state: Tensors, client_id: int) -> Tensors:
+        """Return what goes down to a client. It must not change the state."""
+
+    @abstractmethod
+    def train(self, client: Client, message: Tensors) -> Update:
+        """Train at the client and return what goes up. It must not change the message."""
+
+    @abstractmethod
+    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
+        """Return the server's state after a round.
+
+        `updates` is a stream: while one update is taken in, clients still train. Its order is the
+        same whatever the engine, so a sum over it is reproducible to the bit.
+        """
+
+    @abstractmethod
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        """Return the model that the client uses; nothing that training sees may change."""
+
+
+def weighted_mean(updates: Iterable[Update]) -> Tensors:
+    """Return the mean of the updates' tensors, weighted by the updates' weights.
+
+    The sum runs in double precision, one update at a time, so memory does not grow with the number
+    of clients, and the mean of one update is that update to the bit.
+    """
+    total = 0.0
+    sums: Tensors = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for update in updates:
+        total += update.weight
+        for name, tensor in update.tensors.items():
+            if name not in sums:
+                sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
+                dtypes[name] = tensor.dtype
+            sums[name].add_(tensor, alpha=update.weight)
+    return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}

@@ -1,0 +1,85 @@
+"""Methods by name."""
+
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pfedfda.errors import InputError, unknown
+from pfedfda.methods.base import Method
+
+M = TypeVar("M", bound=type[Method])
+_registry: dict[str, type[Method]] = {}
+_user_files: dict[str, Path] = {}
+
+
+def register(method: M) -> M:
+    """Make a method known under its name; a class decorator."""
+    known = _registry.get(method.name)
+    if known is not None and known.__qualname__ != method.__qualname__:
+        raise InputError(f"Two methods are called {method.name!r}: {known} and {method}.")
+    _registry[method.name] = method
+    return method
+
+
+def all_methods() -> dict[str, type[Method]]:
+    """Return every known method by name, oldest paper first."""
+    package = Path(__file__).parent
+    for module in pkgutil.iter_modules([str(package)]):  # every file here may hold methods
+        importlib.import_module(f"pfedfda.methods.{module.name}")
+    return dict(sorted(_registry.items(), key=lambda item: (item[1].year, item[0])))
+
+
+def find_method(name: str) -> type[Method]:
+    """Return the method of this name.
+
+    Parameters
+    ----------
+    name
+        A registered name, or the path of a Python file that registers one method of its own.
+    """
+    methods = all_methods()
+    if name in methods:
+        return methods[name]
+    if name.endswith(".py"):
+        return load_method_file(Path(name))
+    raise unknown("method", name, methods)
+
+
+def expand_names(names: Iterable[str]) -> list[str]:
+    """Return the names with ``all`` replaced by every known method, each name once."""
+    expanded: list[str] = []
+    for name in names:
+        expanded += list(all_methods()) if name == "all" else [name]
+    return list(dict.fromkeys(expanded))
+
+
+def user_files() -> list[Path]:
+    """Return the files that `load_method_file` has run; a fresh process must run them too."""
+    return list(_user_files.values())
+
+
+def load_method_file(path: Path) -> type[Method]:
+    """Run a user's Python file and return the method that it registers."""
+    if not path.is_file():
+        raise InputError(f"There is no file {path} to take a method from.")
+    module_name = f"pfedfda_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"The file {path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    _user_files.pop(module_name, None)
+    for name in [name for name, m in _registry.items() if m.__module__ == module_name]:
+        del _registry[name]  # what an earlier version of the file has registered
+    spec.loader.exec_module(module)
+    added = [method for method in _registry.values() if method.__module__ == module_name]
+    if len(added) != 1:
+        raise InputError(
+            f"The file {path} registers {len(added)} methods; it must register exactly one with "
+            f"@register."
+        )
+    _user_files[module_name] = path.resolve()
+    return added[0]

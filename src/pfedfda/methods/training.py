@@ -1,0 +1,136 @@
+"""The training loop: every method trains with this one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfedfda.methods.base import Client
+
+
+class Batch(NamedTuple):
+    """What a loss is computed from."""
+
+    images: Tensor
+    """float (n, channels, height, width) in [-1, 1], channels last."""
+    labels: Tensor
+    rows: Tensor
+    """Which of the client's training samples these are, on the CPU."""
+
+
+Loss = Callable[[Batch], Tensor]
+
+
+def sgd(
+    client: Client,
+    parameters: Iterable[nn.Parameter],
+    loss: Loss,
+    *,
+    epochs: int | None = None,
+    lr: float | None = None,
+) -> float:
+    """Train the given parameters, and nothing else, on the client's samples.
+
+    Parameters
+    ----------
+    client
+        Gives samples, settings and randomness.
+    parameters
+        What moves. All other parameters of ``client.model`` are frozen: they get no gradient and
+        no weight decay.
+    loss
+        The mean loss of a batch.
+    epochs, lr
+        In place of those of the task.
+
+    Returns
+    -------
+    float
+        The mean loss over all steps.
+    """
+    settings = client.task.training
+    trained = list(parameters)
+    client.model.requires_grad_(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    optimizer = MomentumSGD(
+        trained,
+        lr=settings.lr if lr is None else lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    total = torch.zeros((), device=client.device)
+    epochs = settings.epochs if epochs is None else epochs
+    with client.timer("network"):
+        for _ in range(epochs):
+            for batch in batches(client):
+                value = loss(batch)
+                value.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                total += value.detach() * len(batch.labels)
+        mean = total.item() / max(epochs * client.num_samples, 1)
+    client.model.requires_grad_(True)
+    return mean
+
+
+class MomentumSGD:
+    """SGD with momentum and weight decay, equal to ``torch.optim.SGD`` to the bit.
+
+    A client makes one in every round, and takes few steps with it. The first use of torch's own
+    optimisers loads its compiler, which costs more than a second in each process.
+
+    Parameters
+    ----------
+    parameters
+        What to move.
+    lr, momentum, weight_decay
+        The usual ones.
+    """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        self.parameters: list[Tensor] = list(parameters)
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.velocity: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters along their gradients, and take the gradients away."""
+        gradients = []
+        for parameter in self.parameters:
+            assert parameter.grad is not None, "the loss does not depend on a trained parameter"
+            gradients.append(parameter.grad)
+            parameter.grad = None
+        torch._foreach_add_(gradients, self.parameters, alpha=self.weight_decay)
+        if self.velocity:
+            torch._foreach_mul_(self.velocity, self.momentum)
+            torch._foreach_add_(self.velocity, gradients)
+        else:
+            self.velocity = gradients
+        torch._foreach_add_(self.parameters, self.velocity, alpha=-self.lr)
+
+
+def batches(client: Client) -> Iterator[Batch]:
+    """Yield the client's training samples once, in a fresh random order."""
+    order = torch.randperm(client.num_samples, generator=client.generator)
+    for rows in torch.split(order, client.task.training.batch_size):
+        there = rows.to(client.device, non_blocking=True)
+        yield Batch(to_input(client.samples.images[there]), client.samples.labels[there], rows)
+
+
+def to_input(images: Tensor) -> Tensor:
+    """Turn uint8 images (n, h, w, c) into the network's input in [-1, 1].
+
+    Moving the last axis to the second place without copying is exactly the channels-last layout.
+    """
+    return images.permute(0, 3, 1, 2).float().mul_(2 / 255).sub_(1)
+
+
+def cross_entropy(model: nn.Module) -> Loss:
+    """Return the ordinary classification loss of a model."""
+    return lambda batch: F.cross_entropy(model(batch.images), batch.labels)

@@ -1,0 +1,80 @@
+"""Choosing and building a model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pfedfda.errors import unknown
+from pfedfda.models.networks import BODIES, Model
+from pfedfda.seeding import derive_seed
+
+ModelName = Literal["auto", "emnist-cnn", "cifar-cnn", "resnet18"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network.
+
+    Parameters
+    ----------
+    model
+        emnist-cnn, cifar-cnn or resnet18; auto chooses by the size of the images (up to 28 pixels,
+        up to 48, larger).
+    init
+        How weights start: torch (its defaults, as in the code the paper builds on) or he (Gaussian
+        weights of K. He et al., ICCV 2015, and zero biases, as the paper's text has it).
+    """
+
+    model: ModelName = "auto"
+    init: Literal["torch", "he"] = "torch"
+
+
+def default_model(height: int, width: int) -> str:
+    """Return the name of the model for images of this size."""
+    side = max(height, width)
+    return "emnist-cnn" if side <= 28 else "cifar-cnn" if side <= 48 else "resnet18"
+
+
+def build_model(
+    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, seed: int
+) -> Model:
+    """Return a model with fresh weights; the same arguments give the same weights.
+
+    Parameters
+    ----------
+    config
+        Which network and how its weights start.
+    image_shape
+        Height, width and channels.
+    num_classes
+        The number of outputs.
+    seed
+        Determines the weights. The global random state of torch is left as it was.
+    """
+    name = default_model(*image_shape[:2]) if config.model == "auto" else config.model
+    if name not in BODIES:
+        raise unknown("model", name, BODIES)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("model", seed))
+        model = Model(BODIES[name](*image_shape), num_classes)
+        if config.init == "he":
+            model.apply(_he_init)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def model_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a module's tensors on the CPU, by name, each in plain contiguous layout."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _he_init(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,173 @@
+"""The feature extractors of the paper's experiments, and the model they are part of.
+
+The two small networks are those of FedPAC (J. Xu, X. Tong and S.-L. Huang, "Personalized Federated
+Learning with Feature Alignment and Classifier Collaboration", ICLR 2023), which the paper uses.
+They pool before the activation: for a monotone activation the result is the same, and the
+activation has a quarter of the work. All convolutions run in channels-last layout.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfedfda.errors import InputError
+
+
+class Model(nn.Module):
+    """A classifier in two named parts: a body that extracts features, and a linear head.
+
+    Its tensors are called ``body.…`` and ``head.…`` everywhere: in messages, checkpoints and files.
+
+    Parameters
+    ----------
+    body
+        Maps images (n, channels, height, width) in [-1, 1] to features (n, d). It has an attribute
+        `feature_dim`, the d.
+    num_classes
+        The number of outputs of the head.
+    """
+
+    def __init__(self, body: "Body", num_classes: int) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(body.feature_dim, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits (n, classes)."""
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+class Body(nn.Module):
+    """The base of the feature extractors."""
+
+    feature_dim: int
+
+
+class EmnistCNN(Body):
+    """Two convolutions and a linear layer; 115,776 parameters for grey images of 28×28."""
+
+    def __init__(self, height: int, width: int, channels: int) -> None:
+        super().__init__()
+        self.feature_dim = 128
+        self.conv1 = nn.Conv2d(channels, 16, kernel_size=5)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=5, padding=1)
+        side = [((size - 4) // 2 - 2) // 2 for size in (height, width)]
+        _refuse_too_small("emnist-cnn", height, width, side)
+        self.linear = nn.Linear(32 * side[0] * side[1], self.feature_dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (n, 128)."""
+        x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
+        x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
+        return F.leaky_relu(self.linear(x.flatten(1)))
+
+
+class CifarCNN(Body):
+    """Three convolutions and a linear layer; 106,400 parameters for colour images of 32×32."""
+
+    def __init__(self, height: int, width: int, channels: int) -> None:
+        super().__init__()
+        self.feature_dim = 128
+        self.conv1 = nn.Conv2d(channels, 16, kernel_size=5)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=5, padding=1)
+        self.conv3 = nn.Conv2d(32, 64, kernel_size=3, padding=1)
+        side = [((size - 4) // 2 - 2) // 2 // 2 for size in (height, width)]
+        _refuse_too_small("cifar-cnn", height, width, side)
+        self.linear = nn.Linear(64 * side[0] * side[1], self.feature_dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (n, 128)."""
+        x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
+        x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
+        x = F.leaky_relu(F.max_pool2d(self.conv3(x), 2))
+        return F.leaky_relu(self.linear(x.flatten(1)))
+
+
+class GroupScaleNorm(nn.Module):
+    """Group normalisation with 32 channels a group and one scale and shift for each group.
+
+    Ordinary group norm has a scale and shift for each channel; the paper's parameter count of
+    ResNet18, 11,167,212, holds only with one pair a group.
+    """
+
+    channels_per_group = 32
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        groups = channels // self.channels_per_group
+        self.weight = nn.Parameter(torch.ones(groups))
+        self.bias = nn.Parameter(torch.zeros(groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, scale and shift."""
+        weight = self.weight.repeat_interleave(self.channels_per_group)
+        bias = self.bias.repeat_interleave(self.channels_per_group)
+        return F.group_norm(x, len(self.weight), weight, bias)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions around which the input is added (K. He et al., CVPR 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = GroupScaleNorm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = GroupScaleNorm(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), GroupScaleNorm(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of the block."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(Body):
+    """ResNet18 with `GroupScaleNorm`; 11,167,212 parameters for colour images."""
+
+    def __init__(self, height: int, width: int, channels: int) -> None:
+        super().__init__()
+        self.feature_dim = 512
+        _refuse_too_small("resnet18", height, width, [height // 8, width // 8])
+        self.conv = nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False)
+        self.norm = GroupScaleNorm(64)
+        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        self.blocks = nn.Sequential(
+            *(
+                block
+                for inputs, outputs, stride in widths
+                for block in (
+                    ResidualBlock(inputs, outputs, stride),
+                    ResidualBlock(outputs, outputs, 1),
+                )
+            )
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features (n, 512)."""
+        x = F.relu(self.norm(self.conv(images)))
+        x = self.blocks(F.max_pool2d(x, 3, stride=2, padding=1))
+        features: Tensor = x.mean(dim=(2, 3))
+        return features
+
+
+BODIES: dict[str, Callable[[int, int, int], Body]] = {
+    "emnist-cnn": EmnistCNN,
+    "cifar-cnn": CifarCNN,
+    "resnet18": ResNet18,
+}
+
+
+def _refuse_too_small(name: str, height: int, width: int, last: list[int]) -> None:
+    if min(last) < 1:
+        raise InputError(
+            f"Images of {height}×{width} are too small for the model {name}: scale them up with "
+            f"--image-size 28 or more."
+        )

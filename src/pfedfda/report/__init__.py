@@ -1,0 +1,1 @@
+"""Reports: they read result files and nothing else."""

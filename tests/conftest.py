@@ -1,0 +1,52 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pfedfda.data import Federation, FederationConfig, prepare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test reads or writes the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("PFEDFDA_CACHE")
+    os.environ["PFEDFDA_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["PFEDFDA_CACHE"]
+    else:
+        os.environ["PFEDFDA_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> FederationConfig:
+    """Six clients with eight training digits each, of few classes."""
+    return FederationConfig(partition="client-dirichlet", clients=6, samples=8, alpha=0.5)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_config: FederationConfig, cache: Path) -> Federation:
+    return prepare(tiny_config)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the real datasets in the layout of the Hub."""
+    folder = os.environ.get("PFEDFDA_DATA")
+    if not folder:
+        pytest.skip("PFEDFDA_DATA names no folder with the real images")
+    return Path(folder)
+
+
+def write_image(
+    path: Path, value: int = 0, size: tuple[int, int] = (28, 28), mode: str = "L"
+) -> None:
+    """Write a small image with some structure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    width, height = size
+    ramp = (np.add.outer(np.arange(height), np.arange(width)) + value).astype(np.uint8)
+    Image.fromarray(ramp).convert(mode).save(path)

@@ -1,0 +1,186 @@
+import multiprocessing
+import pickle
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfedfda.data import Federation, FederationConfig, federation, open_source, prepare
+from pfedfda.errors import InputError
+from tests.conftest import write_image
+
+CONFIG = FederationConfig(clients=12, alpha=0.5, min_samples=20)
+
+
+def row_set(images: np.ndarray) -> set[bytes]:
+    return {image.tobytes() for image in images}
+
+
+def test_every_client_is_a_slice_with_the_right_labels(tmp_path: Path) -> None:
+    prepared = prepare(CONFIG, cache=tmp_path)
+    source = open_source("digits").load()
+    label_of = {i.tobytes(): y for i, y in zip(source.images, source.labels, strict=True)}
+    seen = 0
+    for client in range(len(prepared)):
+        data = prepared.client(client)
+        for images, labels in (
+            (data.train_images, data.train_labels),
+            (data.test_images, data.test_labels),
+        ):
+            assert [label_of[i.tobytes()] for i in images] == labels.tolist()
+            seen += len(labels)
+    assert seen == len(source.labels)
+    assert isinstance(prepared.images, np.memmap)
+
+
+def test_split_is_eighty_twenty_and_disjoint(tmp_path: Path) -> None:
+    prepared = prepare(CONFIG, cache=tmp_path)
+    for client in range(len(prepared)):
+        data = prepared.client(client)
+        total = len(data.train_labels) + len(data.test_labels)
+        assert len(data.train_labels) == int(0.8 * total)
+    rows = [
+        row_set(prepared.client(c).train_images) | row_set(prepared.client(c).test_images)
+        for c in range(12)
+    ]
+    assert sum(len(r) for r in rows) == len(set().union(*rows))
+
+
+def test_training_fractions_are_nested_and_leave_the_test_set(tmp_path: Path) -> None:
+    whole = prepare(CONFIG, cache=tmp_path)
+    previous = whole
+    for fraction in (0.75, 0.5, 0.25):
+        part = prepare(replace(CONFIG, train_fraction=fraction), cache=tmp_path)
+        for client in range(len(whole)):
+            data, larger = part.client(client), previous.client(client)
+            expected = round(len(whole.client(client).train_labels) * fraction)
+            assert len(data.train_labels) == expected
+            assert row_set(data.train_images) <= row_set(larger.train_images)
+            np.testing.assert_array_equal(data.test_images, whole.client(client).test_images)
+        previous = part
+
+
+def test_extreme_scarcity_has_the_asked_number_of_training_samples(tmp_path: Path) -> None:
+    config = FederationConfig(partition="client-dirichlet", clients=20, samples=50)
+    prepared = prepare(config, cache=tmp_path)
+    assert set(prepared.train_sizes) == {50}
+    assert set(prepared.test_sizes) == {13}  # 50 / 0.8 = 62.5, so 63 in all
+
+
+def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(CONFIG, cache=tmp_path)
+    monkeypatch.setattr(federation, "_write", lambda *_: pytest.fail("prepared twice"))
+    assert prepare(CONFIG, cache=tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"alpha": 0.6},
+        {"clients": 13},
+        {"partition_seed": 1},
+        {"train_fraction": 0.5},
+        {"train_share": 0.7},
+        {"image_size": 32},
+        {"partition": "iid"},
+    ],
+)
+def test_everything_that_determines_it_is_in_the_key(
+    tmp_path: Path, change: dict[str, float]
+) -> None:
+    assert prepare(CONFIG, cache=tmp_path) != prepare(replace(CONFIG, **change), cache=tmp_path)
+
+
+def test_damaged_federation_is_made_again(tmp_path: Path) -> None:
+    first = prepare(CONFIG, cache=tmp_path)
+    expected = first.images.copy()
+    path = first.folder / "images.npy"
+    path.write_bytes(path.read_bytes()[:-1000])
+    np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).images, expected)
+    (first.folder / "index.json").write_text("{")
+    np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).images, expected)
+
+
+def _prepare_at(moment: float, cache: Path) -> None:
+    time.sleep(max(moment - time.time(), 0))
+    prepare(CONFIG, cache=cache)
+
+
+def test_two_processes_at_once_do_not_spoil_it(tmp_path: Path) -> None:
+    expected = prepare(CONFIG, cache=tmp_path / "alone")
+    for attempt in range(3):
+        cache = tmp_path / str(attempt)
+        moment = time.time() + 0.3
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=_prepare_at, args=(moment, cache)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        folders = list((cache / "federations").iterdir())
+        assert [f.name for f in folders] == [expected.folder.name]  # no leftovers either
+        for name in ("images.npy", "labels.npy", "index.json"):
+            assert (folders[0] / name).read_bytes() == (expected.folder / name).read_bytes()
+
+
+def test_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(federation.np, "save", full_disk)
+    with pytest.raises(InputError, match="No space left on device.*PFEDFDA_CACHE"):
+        prepare(CONFIG, cache=tmp_path)
+    assert list((tmp_path / "federations").iterdir()) == []
+
+
+def test_federation_travels_as_its_folder(tiny: Federation) -> None:
+    assert tiny.images is not None
+    assert len(pickle.dumps(tiny)) < 1000
+    assert pickle.loads(pickle.dumps(tiny)) == tiny
+
+
+def test_folder_clients_keep_their_names(tmp_path: Path) -> None:
+    for client, count in (("anna", 5), ("ben", 6), ("cleo", 1)):
+        for number in range(count):
+            name = ("cat", "dog")[number % 2]
+            write_image(tmp_path / "images" / client / name / f"{number}.png", number)
+    config = FederationConfig(source=str(tmp_path / "images"))
+    prepared = prepare(config, cache=tmp_path)
+    assert prepared.client_names == ["anna", "ben"]  # cleo's one image cannot be split
+    assert (prepared.train_sizes + prepared.test_sizes).tolist() == [5, 6]
+    with pytest.raises(InputError, match="only 2 of 3 groups"):
+        prepare(replace(config, clients=3), cache=tmp_path)
+
+
+def test_group_partition_needs_groups(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has none"):
+        prepare(FederationConfig(partition="group"), cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alpha", 0.0),
+        ("alpha", -1.0),
+        ("alpha", float("nan")),
+        ("alpha", float("inf")),
+        ("clients", 0),
+        ("min_samples", 1),
+        ("samples", 0),
+        ("train_share", 1.0),
+        ("train_fraction", 0.0),
+        ("train_fraction", 1.1),
+        ("partition_seed", -1),
+    ],
+)
+def test_bad_fields_are_refused(field: str, value: float) -> None:
+    with pytest.raises(InputError, match=r"must"):
+        FederationConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_more_clients_than_samples(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2000 clients.*1797 samples: use at most 898"):
+        prepare(FederationConfig(clients=2000), cache=tmp_path)

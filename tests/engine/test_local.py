@@ -1,0 +1,266 @@
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from pfedfda.data import Federation
+from pfedfda.engine import ClientStates, EngineConfig, LocalEngine
+from pfedfda.engine import local as local_engine
+from pfedfda.errors import InputError, RunStoppedError
+from pfedfda.methods import Client, Personal, Task, Tensors, TrainingConfig, Update
+from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.local import Local
+from pfedfda.models import ModelConfig
+
+
+@pytest.fixture
+def task(tiny: Federation) -> Task:
+    training = TrainingConfig(epochs=1, batch_size=4)
+    return Task(ModelConfig(), tiny.image_shape, len(tiny.class_names), len(tiny), training)
+
+
+@dataclass(frozen=True)
+class Scripted(FedAvg):
+    """Does what a test asks for instead of training."""
+
+    name: ClassVar[str] = "scripted"
+    script: str = "echo"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        if self.script == "pids":
+            time.sleep(0.05)
+            return Update({"pid": torch.tensor([os.getpid()])}, 1.0)
+        if self.script == "die" and client.client_id == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.script == "raise" and client.client_id == 3:
+            raise ZeroDivisionError("one over nothing")
+        if self.script == "slow first" and client.client_id == 0:
+            time.sleep(0.3)
+        if self.script == "threads":
+            return Update({"threads": torch.tensor([torch.get_num_threads()])}, 1.0)
+        return Update({"id": torch.tensor([float(client.client_id)])}, 1.0)
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        client.state["spoiled"] = torch.ones(1)
+        client.model.load_state_dict(message)
+        return Personal(client.model, {"answer": 42.0})
+
+
+def engines(tiny: Federation, task: Task) -> Iterator[LocalEngine]:
+    for workers in (0, 1, 2):
+        with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+            yield engine
+
+
+def run(engine: LocalEngine, script: str, states: ClientStates) -> list[Update]:
+    state = {"w": torch.ones(3)}
+    outcomes = engine.train(Scripted(script), state, range(6), 1, states)
+    return [outcome.update for outcome in outcomes if outcome.update is not None]
+
+
+def test_order_is_largest_first_whoever_is_quicker(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    uneven = Federation(tiny.folder)
+    uneven.__dict__["train_sizes"] = np.array([5, 9, 2, 9, 7, 1])
+    for engine in engines(uneven, task):
+        updates = run(engine, "slow first", ClientStates(tmp_path))
+        assert [u.client_id for u in updates] == [1, 3, 4, 0, 2, 5]
+        assert [u.tensors["id"].item() for u in updates] == [1, 3, 4, 0, 2, 5]
+
+
+def test_work_is_spread_over_persistent_processes(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        pids = [
+            {int(u.tensors["pid"]) for u in run(engine, "pids", ClientStates(tmp_path))}
+            for _ in range(2)
+        ]
+    assert len(pids[0]) == 2
+    assert pids[0] == pids[1]
+    assert os.getpid() not in pids[0]
+
+
+def test_one_compute_thread_everywhere(tiny: Federation, task: Task, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    for engine in engines(tiny, task):
+        updates = run(engine, "threads", ClientStates(tmp_path))
+        assert {int(u.tensors["threads"]) for u in updates} == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_killed_worker_is_reported_in_a_sentence(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        with pytest.raises(RunStoppedError, match=r"SIGKILL.*train step of client 3 in round 1"):
+            run(engine, "die", ClientStates(tmp_path))
+        # The engine has cleaned up after itself and can go on.
+        assert len(run(engine, "echo", ClientStates(tmp_path))) == 6
+
+
+def test_idle_worker_that_died_is_noticed(tiny: Federation, task: Task, tmp_path: Path) -> None:
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        run(engine, "echo", ClientStates(tmp_path))
+        process = engine._workers[0].process
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        with pytest.raises(RunStoppedError, match="SIGKILL"):
+            run(engine, "echo", ClientStates(tmp_path))
+
+
+def test_exception_at_a_client_names_it(tiny: Federation, task: Task, tmp_path: Path) -> None:
+    with (
+        LocalEngine(tiny, task, EngineConfig(workers=2)) as engine,
+        pytest.raises(RunStoppedError, match="Client 3 failed.*one over nothing") as caught,
+    ):
+        run(engine, "raise", ClientStates(tmp_path))
+    assert "ZeroDivisionError" in "".join(caught.value.__notes__)  # where it happened
+    with (
+        LocalEngine(tiny, task, EngineConfig(workers=0)) as engine,
+        pytest.raises(ZeroDivisionError),
+    ):
+        run(engine, "raise", ClientStates(tmp_path))
+
+
+def test_nothing_is_left_behind(tiny: Federation, task: Task, tmp_path: Path) -> None:
+    engine = LocalEngine(tiny, task, EngineConfig(workers=2))
+    run(engine, "echo", ClientStates(tmp_path))
+    scratch, processes = engine._scratch, [w.process for w in engine._workers]
+    assert scratch is not None
+    assert list(scratch.iterdir()) == []  # broadcasts and updates are removed at once
+    stream = engine.train(Scripted(), {"w": torch.ones(1)}, range(6), 1, ClientStates(tmp_path))
+    next(stream)
+    stream.close()  # a consumer that loses interest
+    engine.close()
+    assert not scratch.exists()
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_workers_leave_when_their_parent_is_killed(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    pid = os.fork()
+    if pid == 0:  # a parent that dies without cleaning up
+        engine = LocalEngine(tiny, task, EngineConfig(workers=2))
+        run(engine, "echo", ClientStates(tmp_path))
+        pids = " ".join(str(w.process.pid) for w in engine._workers)
+        (tmp_path / "pids").write_text(f"{pids} {engine._scratch}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    first, second, scratch = (tmp_path / "pids").read_text().split()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not (_alive(int(first)) or _alive(int(second)) or Path(scratch).exists()):
+            return
+        time.sleep(0.05)
+    pytest.fail("the workers are still there")
+
+
+def _alive(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_state_is_written_once_a_round(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    real = local_engine.save_file
+
+    def counting(tensors: Tensors, path: Path) -> None:
+        written.append(path.name)
+        real(tensors, path)
+
+    monkeypatch.setattr(local_engine, "save_file", counting)
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        for _ in range(3):
+            run(engine, "echo", ClientStates(tmp_path))
+    assert [name.split("-")[0] for name in written] == ["broadcast"] * 3  # in this process
+
+
+def test_evaluation_keeps_no_state(tiny: Federation, task: Task, tmp_path: Path) -> None:
+    states = ClientStates(tmp_path)
+    for engine in engines(tiny, task):
+        outcomes = list(engine.evaluate(Scripted(), task.initial_tensors(), range(6), 1, states))
+        assert all(o.metrics == {"answer": 42.0} for o in outcomes)
+        assert sorted(o.tested for o in outcomes) == sorted(tiny.test_sizes)
+    assert list(tmp_path.rglob("*.safetensors*")) == []
+
+
+def test_staged_state_counts_only_when_committed(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    states = ClientStates(tmp_path)
+    with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
+        list(engine.train(Local(), {}, [0, 1], 1, states))
+        assert states.load(0) == {}
+        states.commit([0])
+        states.discard()
+    assert states.load(0)
+    assert states.load(1) == {}
+    assert len([p for p in tmp_path.rglob("*") if p.is_file()]) == 1
+
+
+def test_bytes_are_those_of_the_tensors(tiny: Federation, task: Task, tmp_path: Path) -> None:
+    model = 4 * sum(p.numel() for p in task.build_model().parameters())
+    with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
+        states = ClientStates(tmp_path)
+        outcome = next(engine.train(FedAvg(), task.initial_tensors(), [0], 1, states))
+        assert (outcome.bytes_down, outcome.bytes_up) == (model, model)
+        outcome = next(engine.train(Local(), {}, [0], 1, states))
+        assert (outcome.bytes_down, outcome.bytes_up) == (0, 0)
+
+
+def test_window_bounds_what_waits(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for few waiting updates the result is the same."""
+    monkeypatch.setattr(local_engine, "MAX_WAITING_BYTES", 1)
+    with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
+        assert len(run(engine, "slow first", ClientStates(tmp_path))) == 6
+
+
+def test_spawned_workers_give_the_same(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where forking is not possible (macOS, CUDA), fresh processes do the same work."""
+
+    def train(platform: str) -> Tensors:
+        monkeypatch.setattr(local_engine.sys, "platform", platform)
+        with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
+            outcomes = engine.train(
+                FedAvg(), task.initial_tensors(), [2], 1, ClientStates(tmp_path)
+            )
+            return FedAvg().aggregate({}, [o.update for o in outcomes if o.update])
+
+    forked, spawned = train("linux"), train("darwin")
+    assert all(torch.equal(forked[name], spawned[name]) for name in forked)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps", "tpu", "meta", "nonsense"])
+def test_missing_devices_are_refused(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has MPS")
+    with pytest.raises(InputError, match="device"):
+        EngineConfig(device=device)
+
+
+def test_number_of_workers() -> None:
+    assert EngineConfig().num_workers == len(os.sched_getaffinity(0))
+    assert EngineConfig(workers=0).num_workers == 0
+    with pytest.raises(InputError, match="-1"):
+        EngineConfig(workers=-1)

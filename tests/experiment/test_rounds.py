@@ -1,0 +1,215 @@
+import csv
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pfedfda import FederationConfig, InputError, RunStoppedError, compare, load_run, run
+from pfedfda.experiment.config import read_config
+from pfedfda.experiment.rounds import draw_participants
+from pfedfda.methods import Client, Tensors, Update
+from pfedfda.methods.fedavg import FedAvg, FedAvgFT
+from pfedfda.methods.local import Local
+from tests.experiment.files import comparable_files
+
+
+def test_participation_is_bernoulli() -> None:
+    draws = [
+        draw_participants(100, 0.3, seed=0, round_number=r, last_round=999) for r in range(300)
+    ]
+    sizes = torch.tensor([len(d) for d in draws], dtype=torch.float64)
+    # Binomial(100, 0.3): mean 30, standard deviation 4.58; 300 draws, so five standard errors.
+    assert abs(sizes.mean().item() - 30) < 5 * 4.58 / 300**0.5
+    assert 3.5 < sizes.std().item() < 5.7
+    taken = torch.bincount(torch.tensor([c for draw in draws for c in draw]), minlength=100)
+    assert taken.min() > 50  # 90 expected for each client, standard deviation 7.9
+    assert taken.max() < 130
+
+
+def test_somebody_always_takes_part_and_everybody_at_the_end() -> None:
+    draws = [draw_participants(5, 1e-9, 0, r, last_round=101) for r in range(1, 101)]
+    assert {len(d) for d in draws} == {1}
+    assert {d[0] for d in draws} == set(range(5))
+    assert draw_participants(5, 1e-9, 0, 101, last_round=101) == [0, 1, 2, 3, 4]
+
+
+def test_participation_is_the_same_for_every_method(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    comparison = compare(
+        ["fedavg", "fedavg-ft"],
+        tiny_config,
+        rounds=3,
+        eval_every=1,
+        workers=0,
+        output=tmp_path,
+        quiet=True,
+    )
+    first, second = ([m["participants"] for m in r.metrics] for r in comparison.results)
+    assert first == second
+    # Fine-tuning happens on copies, so both train the same global model.
+    states = [
+        (r.folder / "checkpoint" / "server.safetensors").read_bytes() for r in comparison.results
+    ]
+    assert states[0] == states[1]
+
+
+def test_what_a_run_leaves(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    result = run(
+        FedAvgFT(fine_tune_epochs=1),
+        tiny_config,
+        rounds=4,
+        eval_every=2,
+        workers=1,
+        output=tmp_path,
+        quiet=True,
+    )
+    assert result.folder == tmp_path / "digits-fedavg-ft"
+    lines = [json.loads(x) for x in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [2, 4]
+    assert lines == result.metrics
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert summary["status"] == "complete"
+    for name in ("mean", "std", "weighted", "worst_tenth"):
+        assert summary[f"{name}_accuracy"] == lines[-1][f"{name}_accuracy"]
+    assert summary["bytes_up_per_round"] * 4 == summary["bytes_up"] > 0
+    assert summary["seconds"]["clients"]["network"] > 0
+    rows = list(csv.DictReader((result.folder / "clients.csv").read_text().splitlines()))
+    assert [int(row["client"]) for row in rows] == list(range(6))
+    assert {int(row["train_samples"]) for row in rows} == {8}
+    mean = sum(float(row["accuracy"]) for row in rows) / 6
+    assert mean == pytest.approx(summary["mean_accuracy"])
+    manifest = json.loads((result.folder / "checkpoint" / "manifest.json").read_text())
+    assert manifest["round"] == 4
+    assert manifest["hyperparameters"] == {"fine_tune_epochs": 1}
+    assert load_run(result.folder) == result
+
+
+def test_config_of_a_run_gives_the_run_again(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    first = run(
+        FedAvgFT(fine_tune_epochs=2), tiny_config, rounds=2, workers=0, output=tmp_path, quiet=True
+    )
+    config = read_config(first.folder / "config.toml")
+    again = run(
+        config.methods["fedavg-ft"],
+        config.federation,
+        rounds=config.schedule.rounds,
+        workers=1,
+        output=tmp_path,
+        quiet=True,
+    )
+    assert again.folder == tmp_path / "digits-fedavg-ft-2"
+    assert comparable_files(first.folder) == comparable_files(again.folder)
+
+
+def test_seed_changes_the_run(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    states = [
+        run("fedavg", tiny_config, rounds=1, seed=s, workers=0, output=tmp_path, quiet=True).folder
+        for s in (0, 1)
+    ]
+    tensors = [load_file(f / "checkpoint" / "server.safetensors") for f in states]
+    assert not torch.equal(tensors[0]["head.weight"], tensors[1]["head.weight"])
+
+
+def test_personal_state_is_kept_for_those_who_took_part(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    result = run("local", tiny_config, rounds=2, workers=2, output=tmp_path, quiet=True)
+    clients = sorted((result.folder / "checkpoint" / "clients").rglob("*.safetensors"))
+    assert [p.stem for p in clients] == [f"{c:06d}" for c in range(6)]
+    assert not list(result.folder.rglob("*.staged"))
+    assert (result.summary["bytes_up"], result.summary["bytes_down"]) == (0, 0)
+
+
+@dataclass(frozen=True)
+class Fragile(Local):
+    """Local training during whose third round a worker process is killed."""
+
+    name: ClassVar[str] = "fragile"
+    how: str = "kill"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        update = super().train(client, message)
+        if client.round == 3 and client.client_id >= 3:
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+        return update
+
+
+@pytest.mark.parametrize(("how", "workers"), [("kill", 2), ("interrupt", 0)])
+def test_a_run_that_breaks_off_leaves_its_complete_rounds(
+    tiny_config: FederationConfig, tmp_path: Path, how: str, workers: int
+) -> None:
+    settings = {"participation": 1.0, "eval_every": 1, "workers": workers, "quiet": True}
+    with pytest.raises(RunStoppedError, match="2 of 5 rounds are complete") as caught:
+        run(Fragile(how), tiny_config, rounds=5, output=tmp_path / "broken", **settings)
+    assert "\n" not in str(caught.value)
+    broken = tmp_path / "broken" / "digits-fragile"
+    assert str(broken) in str(caught.value)
+    summary = json.loads((broken / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("stopped", 2)
+    whole = run("local", tiny_config, rounds=2, output=tmp_path / "whole", **settings).folder
+    for name in ("clients.csv", "checkpoint/server.safetensors"):
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+    for path in (whole / "checkpoint" / "clients").rglob("*.safetensors"):
+        assert (broken / path.relative_to(whole)).read_bytes() == path.read_bytes()
+    assert not list(broken.rglob("*.staged"))
+
+
+def test_divergence_is_said_plainly(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    with pytest.raises(RunStoppedError, match="diverged.*smaller --lr"):
+        run("fedavg", tiny_config, rounds=9, lr=1e6, workers=0, output=tmp_path, quiet=True)
+
+
+def test_folders_never_collide(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    settings = {"rounds": 1, "workers": 0, "output": tmp_path, "quiet": True}
+    folders = [run("local", tiny_config, **settings).folder.name for _ in range(3)]
+    assert folders == ["digits-local", "digits-local-2", "digits-local-3"]
+    run("local", tiny_config, name="mine", **settings)
+    with pytest.raises(InputError, match=r"mine is there already"):
+        run("local", tiny_config, name="mine", **settings)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        run("local", tiny_config, rounds=1, workers=0, output=blocked, quiet=True)
+
+
+def test_comparison_table(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    comparison = compare(
+        [Local(), "fedavg"], tiny_config, rounds=1, workers=1, output=tmp_path, quiet=True
+    )
+    text = str(comparison)
+    assert "local" in text
+    assert "fedavg" in text
+    assert f"{comparison.results[1].mean_accuracy:.3f}" in text
+    rows = list(csv.DictReader((comparison.folder / "comparison.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == ["local", "fedavg"]
+    assert float(rows[0]["mean_accuracy"]) == comparison.results[0].mean_accuracy
+    assert list(read_config(comparison.folder / "config.toml").methods) == ["local", "fedavg"]
+
+
+def test_run_wants_one_method(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Exactly one method"):
+        run("all", output=tmp_path)
+
+
+def test_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a finished run"):
+        load_run(tmp_path)
+
+
+def test_fedavg_learns_the_digits(tmp_path: Path) -> None:
+    """A sanity check against chance: ten clients with all digits between them."""
+    config = FederationConfig(clients=10, partition="iid")
+    result = run(
+        FedAvg(), config, rounds=6, participation=1.0, lr=0.03, batch_size=10, epochs=2,
+        output=tmp_path, quiet=True,
+    )  # fmt: skip
+    assert result.mean_accuracy > 0.85

@@ -1,0 +1,125 @@
+"""What holds for every method; a new one is tested here by being registered."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pfedfda.data import FederationConfig
+from pfedfda.experiment import run
+from pfedfda.methods import Method, all_methods
+from tests.experiment.files import comparable_files
+from tests.methods.toy import TASK, make_client, same, snapshot
+
+EVERY_METHOD = pytest.mark.parametrize("name", list(all_methods()))
+
+
+def make(name: str) -> Method:
+    return all_methods()[name]()
+
+
+@EVERY_METHOD
+def test_same_bytes_for_any_number_of_workers(
+    name: str, tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    files = [
+        comparable_files(
+            run(
+                name,
+                tiny_config,
+                rounds=3,
+                participation=0.5,
+                eval_every=2,
+                batch_size=4,
+                workers=workers,
+                output=tmp_path / str(workers),
+                quiet=True,
+            ).folder
+        )
+        for workers in (0, 1, 2)
+    ]
+    assert files[0] == files[1] == files[2]
+    assert any(b"mean_accuracy" in content for content in files[0].values())
+
+
+@EVERY_METHOD
+def test_evaluation_leaves_training_untouched(
+    name: str, tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    def final(eval_every: int) -> dict[str, bytes]:
+        result = run(
+            name,
+            tiny_config,
+            rounds=3,
+            participation=0.5,
+            eval_every=eval_every,
+            workers=0,
+            output=tmp_path / str(eval_every),
+            quiet=True,
+        )
+        files = comparable_files(result.folder)
+        return {
+            path: content
+            for path, content in files.items()
+            if path.startswith("checkpoint") or path == "clients.csv"
+        }
+
+    assert final(0) == final(1)
+
+
+@EVERY_METHOD
+def test_nothing_is_changed_behind_the_back(name: str) -> None:
+    method = make(name)
+    state = method.init(TASK)
+    before = snapshot(state)
+    client = make_client([0, 1, 1, 2, 0, 1, 2, 2, 0])
+    message = method.message(state, 0)
+    sent = snapshot(message)
+    update = method.train(client, message)
+    assert same(message, sent)
+    assert same(state, before)
+    kept = snapshot(client.state)
+    personal = method.personalize(make_client([0, 1, 1, 2], state=client.state), message)
+    assert same(message, sent)
+    assert same(state, before)
+    assert same(client.state, kept)
+    assert torch.isfinite(personal.model(torch.zeros(2, 1, 28, 28))).all()
+    assert update.weight == 9
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("labels", [[1, 1, 1], [2], [0, 1, 2, 3, 0, 1]])
+def test_small_and_one_sided_clients_train(name: str, labels: list[int]) -> None:
+    method = make(name)
+    state = method.init(TASK)
+    client = make_client(labels)
+    update = method.train(client, method.message(state, 0))
+    after = method.aggregate(state, [update])
+    tensors = [*after.values(), *client.state.values(), *update.tensors.values()]
+    assert all(torch.isfinite(t).all() for t in tensors)
+    personal = method.personalize(make_client(labels, state=client.state), method.message(after, 0))
+    assert torch.isfinite(personal.model(torch.zeros(1, 1, 28, 28))).all()
+
+
+@EVERY_METHOD
+def test_tensors_can_be_sent_and_saved(name: str) -> None:
+    method = make(name)
+    state = method.init(TASK)
+    client = make_client([0, 1, 2, 3])
+    update = method.train(client, method.message(state, 0))
+    for tensors in (state, method.message(state, 0), update.tensors, client.state):
+        for key, tensor in tensors.items():
+            assert isinstance(key, str)
+            assert tensor.device.type == "cpu"
+            assert tensor.is_contiguous()
+            assert not tensor.requires_grad
+    assert method.aggregate(state, [update]).keys() == state.keys()
+
+
+@EVERY_METHOD
+def test_describes_itself(name: str) -> None:
+    method = all_methods()[name]
+    assert method.name == name
+    assert method.title
+    assert method.paper
+    assert (method.__doc__ or "").strip()

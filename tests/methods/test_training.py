@@ -1,0 +1,85 @@
+import math
+
+import pytest
+import torch
+
+from pfedfda.errors import InputError
+from pfedfda.methods import TrainingConfig, batches, cross_entropy, sgd, to_input
+from pfedfda.methods.training import MomentumSGD
+from tests.methods.toy import make_client, parameters_of, same
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
+def test_optimizer_is_that_of_torch_to_the_bit(momentum: float, weight_decay: float) -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(20, 30)) for _ in range(3)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    first = MomentumSGD(ours, lr=0.01, momentum=momentum, weight_decay=weight_decay)
+    second = torch.optim.SGD(
+        theirs, lr=0.01, momentum=momentum, weight_decay=weight_decay, foreach=False
+    )
+    for _ in range(10):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(20, 30)
+            other.grad = one.grad.clone()
+        first.step()
+        second.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("trained", "frozen"), [("body", "head"), ("head", "body")])
+def test_what_is_not_trained_does_not_move_by_one_bit(trained: str, frozen: str) -> None:
+    client = make_client([0, 1, 2, 3, 0, 1, 2])
+    before = {part: parameters_of(getattr(client.model, part)) for part in (trained, frozen)}
+    sgd(client, getattr(client.model, trained).parameters(), cross_entropy(client.model), epochs=3)
+    assert same(parameters_of(getattr(client.model, frozen)), before[frozen])
+    assert not same(parameters_of(getattr(client.model, trained)), before[trained])
+    assert all(p.grad is None for p in client.model.parameters())
+
+
+def test_an_epoch_sees_every_sample_once() -> None:
+    client = make_client(list(range(4)) * 3)
+    rows = torch.cat([batch.rows for batch in batches(client)])
+    assert sorted(rows.tolist()) == list(range(12))
+    sizes = [len(batch.labels) for batch in batches(client)]
+    assert sizes == [5, 5, 2]  # the incomplete batch is used too
+    orders = [torch.cat([b.rows for b in batches(client)]).tolist() for _ in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+    for batch in batches(client):
+        assert torch.equal(batch.labels, client.samples.labels[batch.rows])
+        assert torch.equal(batch.images, to_input(client.samples.images)[batch.rows])
+
+
+def test_input_is_scaled_and_channels_last() -> None:
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1).expand(2, 4, 2, 3)
+    x = to_input(images.contiguous())
+    assert x.shape == (2, 3, 4, 2)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert (x.min().item(), x.max().item()) == (-1, 1)
+
+
+def test_mean_loss_is_the_mean() -> None:
+    """With a learning rate of almost zero the mean loss is that of the fixed model."""
+    client = make_client([0, 1, 2, 3, 0, 1, 2])
+    mean = sgd(client, client.model.parameters(), cross_entropy(client.model), lr=1e-12)
+    logits = client.model(to_input(client.samples.images))
+    expected = torch.nn.functional.cross_entropy(logits, client.samples.labels).item()
+    assert mean == pytest.approx(expected, rel=1e-4)
+    assert client.seconds["network"] > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("lr", 0.0),
+        ("lr", math.nan),
+        ("momentum", 1.0),
+        ("weight_decay", -1.0),
+    ],
+)
+def test_bad_settings(field: str, value: float) -> None:
+    with pytest.raises(InputError, match="must"):
+        TrainingConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,195 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfedfda.cli import main
+from pfedfda.experiment import load_run
+from pfedfda.experiment.config import read_config
+from tests.conftest import write_image
+
+TINY = ["--partition", "client-dirichlet", "--clients", "6", "--samples", "8", "--workers", "0"]
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """Start the command line as a user does, in a process of its own."""
+    code = "import sys; from pfedfda.cli import main; sys.exit(main())"
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words], cwd=cwd, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def start_endless(method: str, cwd: Path) -> tuple[subprocess.Popen[str], Path, list[str]]:
+    """Start a run; return it with its folder and its workers once it has evaluated a round."""
+    words = [*TINY[:-1], "2", "--method", method, "--rounds", "100000", "--eval-every", "1"]
+    process = start("run", *words, cwd=cwd)
+    folder = cwd / "runs" / f"digits-{method}"
+    deadline = time.monotonic() + 60
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    return process, folder, children
+
+
+def test_run_and_run_again_from_its_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", str(tmp_path)]
+    words = ["--method", "fedavg-ft", "--fedavg-ft.fine-tune-epochs", "1", "--rounds", "2"]
+    assert main(["run", *TINY, *words, *output]) == 0
+    printed = capsys.readouterr()
+    folder = Path(printed.out.splitlines()[-1])
+    assert "mean ± std" in printed.out
+    assert "round 2/2" in printed.err  # plain lines, because this is no terminal
+    assert read_config(folder / "config.toml").methods["fedavg-ft"].fine_tune_epochs == 1
+
+    config = ["--config", str(folder / "config.toml")]
+    assert main(["run", *config, "--quiet", *output]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    again = Path(printed.out.strip())
+    assert load_run(again).mean_accuracy == load_run(folder).mean_accuracy
+
+    assert main(["run", *config, "--quiet", "--rounds", "1", *output]) == 0
+    shorter = Path(capsys.readouterr().out.strip())
+    assert load_run(shorter).summary["rounds"] == 1
+    assert read_config(shorter / "config.toml").methods["fedavg-ft"].fine_tune_epochs == 1
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--methods", "local", "fedavg-ft", "--rounds", "1", "--output", str(tmp_path)]
+    assert main(["compare", *TINY, *words]) == 0
+    out = capsys.readouterr().out
+    folder = Path(out.splitlines()[-1])
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"local", "fedavg-ft"}
+    summary = json.loads((folder / "local" / "summary.json").read_text())
+    assert f"{summary['mean_accuracy']:.3f}" in out
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    assert "fedavg-ft" in capsys.readouterr().out
+    assert main(["datasets"]) == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "client-dirichlet" in out
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"], ["compare", "-h"]])
+def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    assert code == 0
+    out = capsys.readouterr().out
+    assert "usage: pfedfda" in out
+    if words and words[0] != "--help":
+        assert "Dirichlet concentration" in out
+
+
+def bad_folder(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_image(tmp_path / "broken" / "a" / "1.png")
+    (tmp_path / "broken" / "a" / "2.png").write_bytes(b"nothing")
+    write_image(tmp_path / "holes" / "a" / "1.png")
+    (tmp_path / "holes" / "b").mkdir()
+    write_image(tmp_path / "lonely" / "a" / "1.png")
+    images = np.zeros((4, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "range.npz", images=images, labels=np.array([0, 1, -2, 1]))
+    (tmp_path / "bad.toml").write_text("[federation]\nalhpa = 1\n")
+
+
+BAD_INPUT = [
+    (["run", "--method", "fedavgg"], "Unknown method 'fedavgg'"),
+    (["compare", "--methods", "fedavg", "nope"], "Unknown method 'nope'"),
+    (["run", "--source", "mnits"], "Unknown dataset 'mnits'"),
+    (["run", "--alhpa", "1"], "Unknown option '--alhpa'"),
+    (["run", "--config", "bad.toml"], "Unknown field in [federation]: 'alhpa'"),
+    (["run", "--config", "absent.toml"], "There is no configuration file"),
+    (["run", "--alpha", "0"], "alpha is 0.0"),
+    (["run", "--alpha", "-1"], "alpha is -1.0"),
+    (["run", "--alpha", "much"], "--alpha"),
+    (["run", "--clients", "5000"], "5000 clients"),
+    (["run", "--clients", "900"], "900 clients"),
+    (["run", "--participation", "0"], "participation is 0.0"),
+    (["run", "--participation", "1.5"], "participation is 1.5"),
+    (["run", "--rounds", "0"], "rounds is 0"),
+    (["run", "--rounds"], "--rounds"),
+    (["run", "--partition", "dirac"], "dirac"),
+    (["run", "--source", "empty"], "holds no images"),
+    (["run", "--source", "broken"], "2.png cannot be decoded"),
+    (["run", "--source", "holes"], "Class 'b' has no samples"),
+    (["run", "--source", "lonely"], "samples"),
+    (["run", "--source", "./absent"], "There is no folder"),
+    (["run", "--source", "range.npz"], "Label -2 is out of range"),
+    (["run", "--device", "quantum"], "Unknown device 'quantum'"),
+    (["run", "--image-size", "8"], "too small"),
+    (["run", "--method", "fedavg-ft", "--fedavg-ft.fine-tune-epochs", "-2"], "fine-tune-epochs"),
+    (["fly"], "Unknown command 'fly'"),
+    (["methods", "all"], "takes no arguments"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), BAD_INPUT, ids=lambda v: " ".join(v)[:40] if isinstance(v, list) else ""
+)
+def test_bad_input_is_one_sentence(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if not line.startswith("preparing")]
+    assert len(lines) == 1, printed.err
+    assert lines[0].startswith("pfedfda: ")
+    assert message in lines[0]
+    assert printed.out == ""
+    assert not (tmp_path / "runs").exists()  # refused at the door
+
+
+def test_bad_input_in_a_real_process(tmp_path: Path) -> None:
+    process = start("run", "--alpha", "-1", cwd=tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors == "pfedfda: The Dirichlet concentration alpha is -1.0; it must be > 0.\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_says_where_its_results_are(tmp_path: Path, number: signal.Signals) -> None:
+    process, folder, children = start_endless("local", tmp_path)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("pfedfda: The run was interrupted. ")
+    assert "runs/digits-local" in last
+    assert "Traceback" not in errors
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert summary["rounds"] >= 1
+
+
+def test_killed_worker_ends_the_command_in_a_sentence(tmp_path: Path) -> None:
+    process, _, children = start_endless("fedavg", tmp_path)
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert f"Worker process {children[0]} was ended by signal 9 (SIGKILL)" in last
+    assert "rounds are complete" in last
+    assert "Traceback" not in errors

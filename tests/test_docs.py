@@ -1,0 +1,131 @@
+"""What the documentation shows is run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pfedfda import FederationConfig, run
+from pfedfda.cli import main
+from pfedfda.methods import find_method
+from pfedfda.methods.registry import _registry
+from tests.methods.toy import TASK, make_client, same
+
+ROOT = Path(__file__).parent.parent
+
+
+def python_blocks(path: Path) -> list[str]:
+    """Return the Python examples of a page, without those marked as not to be run."""
+    return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def fedprox(tmp_path: Path):
+    (block,) = python_blocks(ROOT / "docs" / "write-a-method.md")
+    path = tmp_path / "fedprox.py"
+    path.write_text(block)
+    yield path
+    _registry.pop("fedprox", None)
+
+
+def test_the_example_method_runs_from_the_command_line(
+    fedprox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "run", "--method", str(fedprox), "--fedprox.mu", "0.5", "--rounds", "1", "--quiet",
+        "--clients", "6", "--partition", "client-dirichlet", "--samples", "8",
+        "--output", str(tmp_path),
+    ]  # fmt: skip
+    assert main(words) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert folder.name == "digits-fedprox"
+    # Its config.toml names the file, so it can be run again.
+    config = ["--config", str(folder / "config.toml"), "--output", str(tmp_path)]
+    assert main(["run", *config, "--quiet"]) == 0
+    again = Path(capsys.readouterr().out.strip())
+    states = [load_file(f / "checkpoint" / "server.safetensors") for f in (folder, again)]
+    assert same(*states)
+
+
+def test_the_example_method_runs_in_fresh_processes(
+    fedprox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pfedfda.engine.local.sys.platform", "darwin")
+    federation = FederationConfig(partition="client-dirichlet", clients=3, samples=8)
+    result = run(str(fedprox), federation, rounds=1, workers=1, output=tmp_path, quiet=True)
+    assert result.summary["status"] == "complete"
+
+
+def test_the_example_method_is_what_it_says(fedprox: Path, tmp_path: Path) -> None:
+    method = find_method(str(fedprox))
+    labels = [0, 1, 2, 3, 0, 1]
+    start = TASK.initial_tensors()
+    plain = find_method("fedavg")().train(make_client(labels), start).tensors
+
+    def distance(mu: float) -> float:
+        after = method(mu=mu).train(make_client(labels), start).tensors  # type: ignore[call-arg]
+        return sum(float((after[n] - start[n]).square().sum()) for n in start)
+
+    zero = method(mu=0.0).train(make_client(labels), start).tensors  # type: ignore[call-arg]
+    for name in plain:
+        torch.testing.assert_close(zero[name], plain[name])
+    assert distance(10.0) < distance(0.1) < distance(0.0)
+
+
+def test_readme_python_runs(tmp_path: Path) -> None:
+    """The three lines of the README, in a script without any guard, made shorter."""
+    blocks = python_blocks(ROOT / "README.md")
+    assert blocks
+    for number, block in enumerate(blocks):
+        shorter = re.sub(r"rounds=\d+", "rounds=1", block)
+        assert shorter != block
+        path = tmp_path / f"readme{number}.py"
+        path.write_text(shorter)
+        done = subprocess.run(
+            [sys.executable, path.name], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert "runs/" in done.stdout
+
+
+def test_readme_commands_parse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every pfedfda command in the pages is accepted, up to the point of running."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    commands = [
+        c for p in pages for c in re.findall(r"^pfedfda (.*)$", p.read_text(), re.MULTILINE)
+    ]
+    assert len(commands) >= 5
+    for command in commands:
+        words = command.split("#")[0].split()
+        if words[0] in ("run", "compare") and not any(w.endswith((".py", ".toml")) for w in words):
+            with pytest.raises(SystemExit) as stop:
+                main([*words, "--help"])
+            assert stop.value.code == 0, command
+
+
+def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:
+    """The demo's federation exists and has the many small clients it promises."""
+    from pfedfda.data import prepare
+    from pfedfda.experiment.config import read_config
+
+    config = read_config(ROOT / "examples" / "demo.toml")
+    federation = prepare(config.federation, cache=tmp_path)
+    assert len(federation) >= 40
+    assert federation.train_sizes.max() < 50
+
+
+def test_run_accepts_a_federation_of_the_users_images(tmp_path: Path) -> None:
+    from tests.conftest import write_image
+
+    for client in ("anna", "ben", "cleo"):
+        for number in range(10):
+            folder = tmp_path / "photos" / client / ("cat", "dog")[number % 2]
+            write_image(folder / f"{number}.jpg", number * 20, size=(40, 32), mode="RGB")
+    federation = FederationConfig(source=str(tmp_path / "photos"))
+    result = run("fedavg-ft", federation, rounds=1, output=tmp_path, workers=0, quiet=True)
+    rows = (result.folder / "clients.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows[1:]] == ["anna", "ben", "cleo"]
