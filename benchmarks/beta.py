@@ -1,0 +1,199 @@
+"""Time what pFedFDA adds to local training: estimates, β search and classifier.
+
+Network passes and the Gaussian parts alternate within one run on one thread, so that both meet the
+same state of the machine. Prints a table of medians; asserts nothing.
+
+    python benchmarks/beta.py --repeats 7
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pfedfda.gaussian import (
+    GaussianStatistics,
+    adapt,
+    bayes_classifier,
+    class_priors,
+    estimate_statistics,
+    interpolate,
+    search_beta,
+)
+
+EPOCHS = 5
+BATCH = 50
+RIDGE = 0.03
+
+
+@dataclass(frozen=True)
+class Size:
+    dimension: int
+    classes: int
+    images: int
+    network: bool
+
+
+SIZES = (
+    Size(128, 10, 122, network=True),
+    Size(128, 10, 488, network=True),
+    Size(128, 100, 122, network=True),
+    Size(128, 100, 488, network=True),
+    Size(512, 200, 440, network=False),
+)
+
+
+class StandInNetwork(nn.Module):
+    """The layers of the paper's CIFAR network, without its care for initial weights."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            [
+                nn.Conv2d(3, 16, 5),
+                nn.Conv2d(16, 32, 5, padding=1),
+                nn.Conv2d(32, 64, 3, padding=1),
+            ]
+        )
+        self.hidden = nn.Linear(576, 128)
+        self.head = nn.Linear(128, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images
+        for convolution in self.convolutions:
+            x = F.leaky_relu(F.max_pool2d(convolution(x), 2))
+        return self.head(F.leaky_relu(self.hidden(x.flatten(1))))
+
+
+def train(network: StandInNetwork, images: Tensor, labels: Tensor) -> None:
+    """Train for all epochs, last incomplete batch included, as a client does."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
+    for _ in range(EPOCHS):
+        for indices in torch.randperm(len(images)).split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(network(images[indices]), labels[indices]).backward()
+            optimizer.step()
+
+
+def synthetic_client(
+    size: Size, seed: int, all_classes: bool
+) -> tuple[Tensor, Tensor, Tensor, GaussianStatistics]:
+    """Return float32 features of all epochs, labels, image ids and global statistics.
+
+    The client holds a Dirichlet(0.5) mix of the classes. Its class means are shifted against the
+    global ones by less than classes differ, and an epoch changes features a little.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dimension, classes, images = size.dimension, size.classes, size.images
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    factor = normal(dimension, dimension) / dimension**0.5 + 0.2 * torch.eye(dimension)
+    unit = factor.T / dimension**0.5  # a step of Mahalanobis length 1
+    global_means = 3.0 * normal(classes, dimension) @ unit
+    local_means = global_means + 1.5 * normal(classes, dimension) @ unit
+    if all_classes:
+        labels = torch.arange(images) % classes
+    else:
+        shares = normal(classes).square()  # Gamma(1/2), up to scale: a Dirichlet(1/2) when summed
+        labels = torch.multinomial(shares, images, replacement=True, generator=generator)
+    clean = local_means[labels] + normal(images, dimension) @ factor.T
+    features = clean.repeat(EPOCHS, 1)
+    features += 0.4 * normal(*features.shape) @ factor.T
+    statistics = GaussianStatistics(global_means, factor @ factor.T + RIDGE * torch.eye(dimension))
+    ids = torch.arange(images).repeat(EPOCHS)
+    return features, labels.repeat(EPOCHS), ids, statistics
+
+
+def milliseconds(task: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    task()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def measure(size: Size, repeats: int, all_classes: bool, reference: bool) -> list[str]:
+    """Time all parts at one size and return a row of the table."""
+    features, labels, ids, shared = synthetic_client(size, seed=1, all_classes=all_classes)
+    local = estimate_statistics(
+        features, labels, size.classes, prior_means=shared.means, ridge=RIDGE
+    )
+    counts = torch.bincount(labels, minlength=size.classes)
+    arguments = {"sample_ids": ids, "ridge": RIDGE}
+    found = search_beta(features, labels, shared, **arguments)
+
+    tasks: dict[str, Callable[[], object]] = {}
+    if size.network:
+        network = StandInNetwork(size.classes).to(memory_format=torch.channels_last)
+        images = torch.randn(size.images, 3, 32, 32).to(memory_format=torch.channels_last)
+        tasks["network"] = partial(train, network, images, labels[: size.images])
+    tasks["estimates"] = partial(
+        estimate_statistics, features, labels, size.classes, prior_means=shared.means, ridge=RIDGE
+    )
+    tasks["single"] = partial(search_beta, features, labels, shared, **arguments)
+    tasks["multiple"] = partial(
+        search_beta, features, labels, shared, betas="multiple", **arguments
+    )
+    tasks["classifier"] = lambda: bayes_classifier(
+        interpolate(local, shared, found.means), class_priors(counts)
+    )
+    tasks["adapt"] = partial(adapt, features, labels, shared, **arguments)
+
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for task in tasks.values():  # warm up
+        task()
+    for _ in range(repeats):
+        for name, task in tasks.items():
+            times[name].append(milliseconds(task))
+    middle = {name: median(values) for name, values in times.items()}
+    row = [str(size.dimension), f"{int((counts > 0).sum())}/{size.classes}", str(size.images)]
+    row.append(f"{middle['network']:.1f}" if size.network else "-")
+    row += [f"{middle[name]:.2f}" for name in ("estimates", "single", "multiple")]
+    if reference:
+        by_reference = search_beta(features, labels, shared, solver="reference", **arguments)
+        slow = milliseconds(
+            partial(search_beta, features, labels, shared, solver="reference", **arguments)
+        )
+        row += [f"{slow:.0f}", f"{middle['classifier']:.2f}", f"{middle['adapt']:.2f}"]
+        row += [f"{found.means:.5f}", f"{by_reference.means:.5f}"]
+    else:
+        row += ["-", f"{middle['classifier']:.2f}", f"{middle['adapt']:.2f}"]
+        row += [f"{found.means:.5f}", "-"]
+    share = middle["adapt"] / middle["network"] if size.network else None
+    row.append("-" if share is None else f"{100 * share:.1f} %")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=11, help="runs of each part (median)")
+    parser.add_argument(
+        "--all-classes", action="store_true", help="give every client all classes in equal shares"
+    )
+    parser.add_argument(
+        "--no-reference", action="store_true", help="leave out the slow reference solver"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    header = ["d", "classes", "images", "network", "estimates", "single β", "two β", "reference"]
+    header += ["classifier", "adapt", "β", "β (ref.)", "share"]
+    print("Milliseconds (medians) on one thread. «adapt» is estimates, single β search, and")
+    print("classifier in one call; «share» is its time against the network passes of 5 epochs.")
+    print("  ".join(f"{title:>10}" for title in header))
+    for size in SIZES:
+        row = measure(size, options.repeats, options.all_classes, not options.no_reference)
+        print("  ".join(f"{cell:>10}" for cell in row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

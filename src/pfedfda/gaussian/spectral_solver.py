@@ -1,0 +1,413 @@
+"""The β search without linear systems, by diagonalising both covariances at once.
+
+Let Σ_g = LLᵀ and L⁻¹Σ_lL⁻ᵀ = QΛQᵀ. In the basis V = L⁻ᵀQ both covariances are diagonal, VᵀΣ_gV = I
+and VᵀΣ_lV = Λ, so that for *every* β
+
+    (βΣ_l + (1-β)Σ_g)⁻¹ = V D(β) Vᵀ    with    D_j(β) = 1 / (1 + β(λ_j - 1)).
+
+After one decomposition for each fold, a β costs one product of features with (C, d) weights, and
+the derivatives of the loss in β follow from those of D, in closed form.
+
+The weights are rational in β, with poles at β/(1-β) = -1/λ_j. Hence the loss is smooth on the scale
+of log-odds, log(β/(1-β)), and may change fast near 0 and 1 where λ_j are extreme. A coarse grid,
+evenly spaced on such a scale and with both end points on it, finds the basins; Newton's method
+finds the bottom of each that could hold the lowest.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pfedfda.gaussian.problem import SINGLE, BetaProblem, Directions, Minimum
+
+Vector = npt.NDArray[np.float64]
+
+# Distance of the grid points on the scale of `_Scale`. The loss varies on a scale of about 1.
+_SPACING_SINGLE = 0.9
+_SPACING_MULTIPLE = 1.0
+# How close to 0 and 1 the scale is logarithmic: at least to the first, at most to the second.
+_MARGIN = 0.02
+_LEAST_MARGIN = 1e-9
+# Logits held at a time while the grid is evaluated: they should stay in the cache.
+_CHUNK = 1 << 19
+_MAX_CANDIDATES = 4
+_MAX_NEWTON_STEPS = 60
+# Newton's last step, in log-odds; the error left after it is at most about the square of this.
+_LAST_STEP = 2e-2
+# Losses that differ by less, in nats a row, count as equal: on the grid, whose precision is single,
+# and after Newton's method.
+_GRID_TIE = 2e-7
+_TIE = 1e-10
+# Log posteriors below this are raised to it. That changes no digit of the loss, and keeps subnormal
+# numbers away, which slow the processor down a hundredfold.
+_LOWEST_LOG = -60.0
+
+
+class _Scale(NamedTuple):
+    """The scale log((β + left) / (1 - β + right)): log-odds, but finite at the end points."""
+
+    left: float
+    right: float
+
+    def beta(self, position: float) -> float:
+        odds = math.exp(position)
+        beta = (odds * (1 + self.right) - self.left) / (1 + odds)
+        return min(max(beta, 0.0), 1.0)
+
+    def grid(self, spacing: float) -> tuple[Vector, list[float]]:
+        """Return an odd number of even positions, and their β from exactly 0 to exactly 1."""
+        first = math.log(self.left / (1 + self.right))
+        last = math.log((1 + self.left) / self.right)
+        positions = np.linspace(first, last, 2 * math.ceil((last - first) / spacing / 2) + 1)
+        inner = [self.beta(position) for position in positions[1:-1].tolist()]
+        return positions, [0.0, *inner, 1.0]
+
+
+class SpectralLoss:
+    """The validation loss of eq. 9 and its derivatives in the two β.
+
+    Folds are stacked, to be worked on at once: there are k of them, with m validation rows at most
+    and P classes of d features. A column of ones is appended to the features, and the bias to the
+    weights. Shorter folds are filled up with rows of zeros; the logits of such a row are all zero
+    whatever β is, so it adds nothing to a derivative and a constant to the loss.
+
+    Parameters
+    ----------
+    problem : BetaProblem
+        Folds and priors.
+    """
+
+    def __init__(self, problem: BetaProblem):
+        folds = problem.folds
+        whitening = torch.stack([fold.whitening for fold in folds])
+        covariances = torch.stack([fold.local_covariance for fold in folds])
+        whitened = whitening @ covariances @ whitening.mT
+        eigenvalues, rotations = torch.linalg.eigh((whitened + whitened.mT) / 2)
+        bases = whitening.mT @ rotations
+        # The local covariances are positive definite; rounding must not say otherwise.
+        self._excess = eigenvalues.clamp_(min=torch.finfo(torch.float64).eps) - 1
+        self._target_means = torch.stack([fold.target_means for fold in folds]) @ bases
+        local_means = torch.stack([fold.local_means for fold in folds]) @ bases
+        self._differences = local_means - self._target_means
+        self._log_priors = problem.log_priors
+
+        classes, dimension = folds[0].local_means.shape
+        sizes = [fold.features.shape[0] for fold in folds]
+        self._features = bases.new_empty(len(folds), max(sizes), dimension + 1)
+        self._class_sums = bases.new_zeros(len(folds), classes, dimension + 1)
+        wider_bases = torch.nn.functional.pad(bases, (0, 1))
+        for k, fold in enumerate(folds):
+            rows = self._features[k, : sizes[k]]
+            torch.mm(fold.features, wider_bases[k], out=rows)
+            rows[:, -1] = 1.0
+            self._features[k, sizes[k] :] = 0.0
+            self._class_sums[k].index_add_(0, fold.labels, rows)
+        self._rows = sum(sizes)
+        self._loss_of_filling = (len(sizes) * max(sizes) - self._rows) * math.log(classes)
+        self.evaluations = 0
+
+    def scale(self) -> _Scale:
+        """Return the scale on which the covariance's part of the loss is smooth."""
+        lowest, highest = (float(bound) + 1 for bound in torch.aminmax(self._excess))
+        left, right = min(_MARGIN, 1 / highest), min(_MARGIN, lowest)
+        return _Scale(max(left, _LEAST_MARGIN), max(right, _LEAST_MARGIN))
+
+    def values(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
+        """Return the loss at G pairs of β, in single precision: good to find basins."""
+        total = self._values(self._features.float(), beta_means, beta_covariance)
+        overflown = ~torch.isfinite(total)
+        if bool(overflown.any()):
+            total[overflown] = self._values(
+                self._features, beta_means[overflown], beta_covariance[overflown]
+            ).nan_to_num(nan=math.inf)
+        self.evaluations += len(total)
+        return total
+
+    def _values(self, features: Tensor, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
+        """Return the loss at G pairs of β, with the precision that `features` has."""
+        folds, rows, _ = features.shape
+        classes = len(self._log_priors)
+        losses = []
+        chunk = max(1, _CHUNK // (folds * rows * classes))
+        for start in range(0, len(beta_means), chunk):
+            weights = self._weights(
+                beta_means[start : start + chunk], beta_covariance[start : start + chunk]
+            )
+            # Rows come last: sums over few classes are quick along many rows.
+            logits = weights.to(features.dtype).flatten(1, 2) @ features.mT
+            logits = logits.view(folds, -1, classes, rows)
+            highest = logits.amax(2, keepdim=True)
+            logits.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
+            normalizers = logits.sum(2).log_().add_(highest.squeeze(2))
+            of_labels = (weights * self._class_sums[:, None]).sum((0, 2, 3))
+            losses.append(normalizers.sum((0, 2), dtype=torch.float64) - of_labels)
+        return (torch.cat(losses) - self._loss_of_filling) / self._rows
+
+    def _weights(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
+        """Return weights with bias at G pairs of β, shape (k, G, P, d + 1)."""
+        precisions = 1 / (1 + beta_covariance[:, None] * self._excess[:, None])
+        differences = self._differences[:, None]
+        means = self._target_means[:, None] + beta_means[:, None, None] * differences
+        weights = precisions[:, :, None] * means
+        bias = self._log_priors - 0.5 * torch.linalg.vecdot(weights, means)
+        return torch.cat([weights, bias[..., None]], dim=3)
+
+    def derivatives(
+        self, beta_means: float, beta_covariance: float, directions: Directions
+    ) -> tuple[float, Vector, Vector]:
+        """Return the loss with gradient and Hessian along directions in the plane of the two β.
+
+        Parameters
+        ----------
+        beta_means, beta_covariance : float
+            The point.
+        directions : tuple of K pairs
+            Directions (u, v) of (β of the means, β of the covariance); (1, 1) is a single β.
+
+        Returns
+        -------
+        loss : float
+        gradient : ndarray of shape (K,)
+        hessian : ndarray of shape (K, K)
+
+        Notes
+        -----
+        With logits s, posteriors P and weights W, bias included, the loss is the sum of
+        log Σ_c exp s_c - s_y. Its derivative along u is ⟨W_u, R⟩ with R = PᵀZ - YᵀZ, and its
+        second derivative along u and v is Σ Cov_P(s_u, s_v) + ⟨W_uv, R⟩. Both W_u and W_uv are
+        made of D(β) or one of its derivatives times means or mean differences.
+        """
+        self.evaluations += 1
+        precision = 1 / (1 + beta_covariance * self._excess)
+        shrink = -self._excess * precision
+        slope = shrink * precision
+        precisions = torch.stack([precision, slope, 2 * shrink * slope], dim=2)
+        differences = self._differences
+        means = self._target_means + beta_means * differences
+        # Bias terms, each with D, D' and D'' in its last dimension.
+        of_squares = -0.5 * (means.square() @ precisions)
+        of_crosses = -((means * differences) @ precisions)
+        of_differences = -(differences.square() @ precisions[:, :, :1])
+
+        bias = self._log_priors + of_squares[:, :, 0]
+        weights = torch.cat([precision[:, None] * means, bias[:, :, None]], dim=2)
+        # Rows come last: sums over few classes are quick along many rows.
+        posteriors = weights @ self._features.mT
+        highest = posteriors.amax(1, keepdim=True)
+        posteriors.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
+        totals = posteriors.sum(1, keepdim=True)
+        posteriors.div_(totals)
+        loss = (totals.log_().add_(highest).sum() - _inner(weights, self._class_sums)).item()
+
+        residual = posteriors @ self._features - self._class_sums
+        of_weights, of_bias = residual[:, :, :-1], residual[:, :, -1:]
+        by_means = ((means * of_weights).sum(1)[:, None] @ precisions).sum((0, 1))
+        by_differences = ((differences * of_weights).sum(1)[:, None] @ precisions).sum((0, 1))
+        by_means += (of_squares * of_bias).sum((0, 1))
+        by_differences += (of_crosses * of_bias).sum((0, 1))
+        _, along_covariance, twice_covariance = by_means.tolist()
+        along_means, mixed, _ = by_differences.tolist()
+        twice_means = _inner(of_differences, of_bias).item()
+
+        count = len(directions)
+        gradient, hessian = np.empty(count), np.empty((count, count))
+        slopes, weighted, expected = [], [], []
+        for i, (u, v) in enumerate(directions):
+            gradient[i] = u * along_means + v * along_covariance
+            change = u * precision[:, None] * differences + v * slope[:, None] * means
+            bias_change = u * of_crosses[:, :, :1] + v * of_squares[:, :, 1:2]
+            slopes.append(torch.cat([change, bias_change], dim=2) @ self._features.mT)
+            weighted.append(posteriors * slopes[i])
+            expected.append(weighted[i].sum(1))
+            for j, (other_u, other_v) in enumerate(directions[: i + 1]):
+                covariance = _inner(weighted[i], slopes[j]) - _inner(expected[i], expected[j])
+                hessian[i, j] = hessian[j, i] = (
+                    covariance.item()
+                    + u * other_u * twice_means
+                    + (u * other_v + v * other_u) * mixed
+                    + v * other_v * twice_covariance
+                )
+        loss = (loss - self._loss_of_filling) / self._rows
+        return loss, gradient / self._rows, hessian / self._rows
+
+
+def _inner(first: Tensor, second: Tensor) -> Tensor:
+    """Return the sum of the products of all entries."""
+    return torch.dot(first.reshape(-1), second.reshape(-1))
+
+
+def _starts_on_line(loss: SpectralLoss) -> list[list[float]]:
+    """Return a start for each basin of a single β that may hold the lowest point, best first."""
+    scale = loss.scale()
+    positions, betas = scale.grid(_SPACING_SINGLE)
+    losses = _screen(loss, torch.tensor(betas, dtype=torch.float64)).tolist()
+    last = len(betas) - 1
+    lowest = min(losses)
+    found = []
+    for i, value in enumerate(losses):
+        if i and max(value, losses[i - 1]) <= lowest + _GRID_TIE:
+            continue  # a plateau is visited at its smallest β only
+        before, after = losses[max(i - 1, 0)], losses[min(i + 1, last)]
+        if not (value <= min(before, after) + _GRID_TIE and math.isfinite(value)):
+            continue
+        # Between grid points a parabola sinks by an eighth of its rise at most; four times
+        # that, and a basin is still worth a visit.
+        if value - 0.5 * max(before - value, after - value) > lowest + _GRID_TIE:
+            continue
+        start = betas[i]
+        if 0 < i < last:
+            start = scale.beta(_bottom_near(positions, losses, i))
+        found.append((value, start))
+    return [[start] for _, start in sorted(found)[:_MAX_CANDIDATES]]
+
+
+def _screen(loss: SpectralLoss, grid: Tensor) -> Tensor:
+    """Return the loss on a grid of single β, evaluated only where the lowest may be.
+
+    Every other point comes first. One between them is evaluated only if the lower of its neighbours
+    is not far above the lowest of all; otherwise it gets the mean of the two.
+    """
+    losses = torch.empty_like(grid)
+    losses[::2] = loss.values(grid[::2], grid[::2])
+    before, after = losses[:-1:2], losses[2::2]
+    losses[1::2] = (before + after) / 2
+    bound = torch.minimum(before, after) - 0.25 * (before - after).abs()
+    promising = 1 + 2 * torch.nonzero(~(bound > losses[::2].min())).flatten()
+    losses[promising] = loss.values(grid[promising], grid[promising])
+    return losses
+
+
+def _bottom_near(positions: Vector, losses: list[float], i: int) -> float:
+    """Return the lowest point near a grid point, by the cubic through four points about it.
+
+    The fourth is the lower of the next two, because far from its bottom the loss may soar.
+    """
+    first = i - 1
+    if first + 3 >= len(losses) or (first > 0 and losses[first - 1] < losses[first + 3]):
+        first -= 1
+    spacing = positions[1] - positions[0]
+    offsets = np.arange(first, first + 4) - i
+    if not np.isfinite(losses[first : first + 4]).all():
+        return float(positions[i])
+    powers = np.vander(offsets, increasing=True)
+    _, b, c, d = np.linalg.solve(powers, losses[first : first + 4]).tolist()
+    offset = 0.0
+    for _ in range(8):
+        slope = b + offset * (2 * c + offset * 3 * d)
+        bend = 2 * c + offset * 6 * d
+        if not bend > 0:
+            return float(positions[i])
+        offset = min(max(offset - slope / bend, -1.0), 1.0)
+    return float(positions[i] + offset * spacing)
+
+
+def _starts_in_plane(loss: SpectralLoss) -> list[list[float]]:
+    """Return grid points of the plane of two β that lie lower than their neighbours, best first."""
+    _, means_betas = _Scale(_MARGIN, _MARGIN).grid(_SPACING_MULTIPLE)
+    _, covariance_betas = loss.scale().grid(_SPACING_MULTIPLE)
+    pairs = torch.cartesian_prod(
+        torch.tensor(means_betas, dtype=torch.float64),
+        torch.tensor(covariance_betas, dtype=torch.float64),
+    )
+    values = loss.values(pairs[:, 0], pairs[:, 1])
+    if float(values[0]) <= float(values.min()) + _GRID_TIE:
+        return [[0.0, 0.0]]  # a plateau is visited at its smallest β only
+    plane = values.view(1, len(means_betas), len(covariance_betas))
+    pooled = -torch.nn.functional.max_pool2d(-plane, 3, stride=1, padding=1)
+    minima = torch.nonzero(((plane <= pooled) & torch.isfinite(plane)).flatten()).flatten()
+    best = minima[torch.argsort(values[minima])[:_MAX_CANDIDATES]]
+    starts: list[list[float]] = pairs[best].tolist()
+    return starts
+
+
+def _newton(
+    loss: SpectralLoss, directions: Directions, start: list[float]
+) -> tuple[float, list[float]]:
+    """Descend from a start to the bottom of its basin by Newton steps within the unit box.
+
+    The last step is so short that its effect is taken from the quadratic model.
+    """
+    basis = np.array(directions)
+
+    def evaluate(x: Vector) -> tuple[float, Vector, Vector]:
+        beta_means, beta_covariance = (x @ basis).tolist()
+        return loss.derivatives(beta_means, beta_covariance, directions)
+
+    x = np.array(start)
+    value, gradient, hessian = evaluate(x)
+    for _ in range(_MAX_NEWTON_STEPS):
+        if not (math.isfinite(value) and np.isfinite(hessian).all()):
+            break
+        # A number that rests at its bound and is pushed outwards stays there.
+        free = ~(((x <= 0) & (gradient >= 0)) | ((x >= 1) & (gradient <= 0)))
+        if not free.any():
+            break
+        curvatures, axes = np.linalg.eigh(hessian[np.ix_(free, free)])
+        # Where the loss bends down, its model bends up as much: the step still goes downhill.
+        model = (axes * np.maximum(np.abs(curvatures), 1e-12)) @ axes.T
+        step = np.zeros_like(x)
+        step[free] = _step_in_box(gradient[free], model, x[free])
+        if abs(gradient @ step) <= 0.1 * _TIE:
+            break
+        bend = float(step @ hessian @ step)
+        room = np.maximum(x * (1 - x), 1e-12)
+        if bend >= 0 and (np.abs(step) <= _LAST_STEP * room).all():
+            return value + float(gradient @ step) + 0.5 * bend, (x + step).tolist()
+        for shortening in (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-6):
+            candidate = np.clip(x + shortening * step, 0, 1)
+            new_value, new_gradient, new_hessian = evaluate(candidate)
+            if new_value <= value + 1e-4 * shortening * (gradient @ step):
+                x, value, gradient, hessian = candidate, new_value, new_gradient, new_hessian
+                break
+        else:
+            break
+    return value, x.tolist()
+
+
+def _step_in_box(gradient: Vector, model: Vector, x: Vector) -> Vector:
+    """Return the step to the lowest point of a convex quadratic model within the unit box.
+
+    If that is not inside of the box it is on its border, where one number is 0 or 1 and the other,
+    if there are two, has a quadratic model of its own.
+    """
+    lowest, highest = -x, 1 - x
+    newton = -np.linalg.solve(model, gradient).astype(np.float64, copy=False)
+    if ((newton >= lowest) & (newton <= highest)).all():
+        return newton
+    if len(x) == 1:
+        return np.clip(newton, lowest, highest)
+    steps = []
+    for i, j in ((0, 1), (1, 0)):
+        for fixed in (lowest[i], highest[i]):
+            step = np.empty(2)
+            step[i] = fixed
+            bottom = -(gradient[j] + model[j, i] * fixed) / model[j, j]
+            step[j] = min(max(bottom, lowest[j]), highest[j])
+            steps.append(step)
+    return min(steps, key=lambda step: float(gradient @ step + 0.5 * step @ model @ step))
+
+
+def minimize_spectral(problem: BetaProblem, directions: Directions) -> Minimum:
+    """Find the lowest validation loss over β in [0, 1], or over the unit square for two β."""
+    if len(problem.log_priors) == 1:
+        return Minimum(0.0, 0.0, 0.0, 0)  # one class is always right
+    with torch.inference_mode():  # spares each small operation a microsecond
+        return _minimize(SpectralLoss(problem), directions)
+
+
+def _minimize(loss: SpectralLoss, directions: Directions) -> Minimum:
+    """Screen on a grid, then descend from each start."""
+    starts = _starts_on_line(loss) if directions == SINGLE else _starts_in_plane(loss)
+    bottoms = [_newton(loss, directions, start) for start in starts]
+    # Ties go to the smaller β: where the data do not say, the global statistics serve.
+    lowest = min((value for value, _ in bottoms if math.isfinite(value)), default=math.inf)
+    tied = [bottom for bottom in bottoms if bottom[0] <= lowest + _TIE]
+    value, x = min(
+        tied, key=lambda bottom: sum(bottom[1]), default=(math.inf, [0.0] * len(directions))
+    )
+    beta_means, beta_covariance = (np.array(x) @ np.array(directions)).tolist()
+    return Minimum(beta_means, beta_covariance, value, loss.evaluations)

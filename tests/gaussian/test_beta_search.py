@@ -1,0 +1,418 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedfda.gaussian import (
+    Betas,
+    GaussianStatistics,
+    adapt,
+    assign_folds,
+    bayes_classifier,
+    class_priors,
+    estimate_statistics,
+    search_beta,
+)
+from pfedfda.gaussian.adaptation import _checked_samples, _problem
+from pfedfda.gaussian.estimate import _class_moments
+from pfedfda.gaussian.problem import MULTIPLE, SINGLE
+from pfedfda.gaussian.reference_solver import validation_loss
+from pfedfda.gaussian.spectral_solver import SpectralLoss
+from tests.gaussian.gaussian_clients import Client, make_client, oracle_loss
+
+
+def random_settings(rng, kind):
+    """Draw a client and search options of a kind that is hard in its own way."""
+    size = {
+        "dimension": int(rng.integers(2, 25)),
+        "classes": int(rng.integers(2, 8)),
+        "samples": int(rng.integers(6, 100)),
+        "copies": int(rng.integers(1, 4)),
+        "shift": float(rng.choice([0, 0.5, 2, 5])),
+        "separation": float(rng.choice([0.5, 2, 4])),
+        "local_scale": float(rng.choice([0.3, 1, 3])),
+    }
+    ridge = float(rng.choice([0, 1e-6, 1e-3, 0.1, 1]))
+    if kind == "few samples":
+        size |= {"dimension": 50, "samples": int(rng.integers(6, 25))}
+    elif kind == "many samples":
+        size |= {"dimension": 5, "samples": 300}
+    elif kind == "missing classes":
+        size |= {"classes": 10, "present": int(rng.integers(2, 5))}
+    elif kind == "one class":
+        size |= {"classes": 6, "present": 1}
+    elif kind == "near singular":
+        size |= {"smallest_scale": float(rng.choice([1e-2, 1e-3]))}
+    client = make_client(int(rng.integers(1 << 30)), **size)
+    options = {
+        "sample_ids": client.sample_ids,
+        "ridge": ridge,
+        "n_folds": int(rng.choice([2, 3, 5])),
+    }
+    return client, options
+
+
+KINDS = ["ordinary", "few samples", "many samples", "missing classes", "one class", "near singular"]
+
+
+def assert_same_optimum(first, second):
+    if first.loss is None or second.loss is None:
+        assert first == second
+        return
+    same_place = (
+        abs(first.means - second.means) <= 1e-4
+        and abs(first.covariance - second.covariance) <= 1e-4
+    )
+    assert same_place or abs(first.loss - second.loss) <= 1e-6, (first, second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_solvers_find_the_same_single_beta(kind):
+    rng = np.random.default_rng(KINDS.index(kind))
+    for _ in range(35):
+        client, options = random_settings(rng, kind)
+        arguments = (client.features, client.labels, client.shared)
+        spectral = search_beta(*arguments, **options)
+        reference = search_beta(*arguments, solver="reference", **options)
+        assert_same_optimum(spectral, reference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_solvers_find_the_same_two_betas(kind):
+    rng = np.random.default_rng(100 + KINDS.index(kind))
+    for _ in range(4):
+        client, options = random_settings(rng, kind)
+        arguments = (client.features, client.labels, client.shared)
+        spectral = search_beta(*arguments, betas="multiple", **options)
+        reference = search_beta(*arguments, betas="multiple", solver="reference", **options)
+        assert_same_optimum(spectral, reference)
+        single = search_beta(*arguments, **options)
+        if single.loss is not None:
+            assert spectral.loss <= single.loss + 1e-8
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_both_solvers_agree_on_large_features(seed):
+    client = make_client(seed, dimension=512, classes=8, samples=60, shift=2.0 * seed)
+    arguments = (client.features, client.labels, client.shared)
+    spectral = search_beta(*arguments, ridge=0.01)
+    reference = search_beta(*arguments, ridge=0.01, solver="reference")
+    assert_same_optimum(spectral, reference)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_point_of_a_fine_grid_is_lower(seed):
+    rng = np.random.default_rng(seed)
+    client = make_client(
+        seed,
+        dimension=int(rng.integers(2, 12)),
+        classes=4,
+        samples=int(rng.integers(12, 80)),
+        copies=2,
+        shift=float(rng.choice([0, 1, 3])),
+        local_scale=float(rng.choice([0.5, 1, 2])),
+    )
+    found = search_beta(
+        client.features, client.labels, client.shared, sample_ids=client.sample_ids, ridge=0.01
+    )
+    folds = assign_folds(client.labels, 2, sample_ids=client.sample_ids)
+
+    def loss(beta):
+        return oracle_loss(client, folds, 0.01, beta, beta)
+
+    ends = np.geomspace(1e-6, 0.02, 20)
+    grid = np.concatenate([[0.0], ends, np.linspace(0.02, 0.98, 97), 1 - ends[::-1], [1.0]])
+    assert found.loss == pytest.approx(loss(found.means), abs=1e-7)
+    assert found.loss <= min(loss(beta) for beta in grid) + 1e-7
+
+
+def test_no_pair_of_a_fine_grid_is_lower():
+    client = make_client(5, dimension=6, classes=3, samples=40, shift=2.0, local_scale=2.0)
+    found = search_beta(client.features, client.labels, client.shared, betas="multiple", ridge=0.01)
+    folds = assign_folds(client.labels, 2)
+    grid = np.linspace(0, 1, 31)
+    best = min(oracle_loss(client, folds, 0.01, a, b) for a in grid for b in grid)
+    at_found = oracle_loss(client, folds, 0.01, found.means, found.covariance)
+    assert found.loss == pytest.approx(at_found, abs=1e-7)
+    assert found.loss <= best + 1e-7
+
+
+def problem_of(client: Client, n_folds=3, ridge=1e-3):
+    samples = _checked_samples(client.features, client.labels, client.shared, None, None)
+    folds = assign_folds(samples.labels, n_folds)
+    features = tuple(samples.features[folds == k] for k in range(n_folds))
+    labels = tuple(samples.labels[folds == k] for k in range(n_folds))
+    parts = [
+        _class_moments(z, y, len(samples.priors)) for z, y in zip(features, labels, strict=True)
+    ]
+    return _problem(samples.target, samples.priors, features, labels, parts, ridge)
+
+
+@pytest.mark.parametrize("point", [(0.0, 0.0), (1.0, 1.0), (0.3, 0.7), (0.999, 1e-3)])
+@pytest.mark.parametrize("samples", [8, 61])
+def test_derivatives_are_those_of_finite_differences_and_of_autograd(point, samples):
+    problem = problem_of(make_client(3, dimension=12, classes=4, samples=samples, shift=1.0))
+    loss = SpectralLoss(problem)
+    value, gradient, hessian = loss.derivatives(*point, MULTIPLE)
+
+    variables = torch.tensor(point, dtype=torch.float64, requires_grad=True)
+    expected = validation_loss(problem, *variables)
+    (slope,) = torch.autograd.grad(expected, variables)
+    assert value == pytest.approx(expected.item(), rel=1e-9)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-6, atol=1e-9)
+
+    step = 1e-6
+    for i, shift in enumerate(np.eye(2) * step):
+        # On the border the formula still holds a little outside of the square.
+        above, below = np.array(point) + shift, np.array(point) - shift
+        _, gradient_above, _ = loss.derivatives(*above, MULTIPLE)
+        _, gradient_below, _ = loss.derivatives(*below, MULTIPLE)
+        difference = (gradient_above - gradient_below) / (2 * step)
+        scale = np.abs(hessian).max()
+        np.testing.assert_allclose(hessian[i], difference, rtol=1e-4, atol=1e-6 * scale)
+
+    _, single_slope, single_bend = loss.derivatives(*point, SINGLE)
+    assert single_slope[0] == pytest.approx(gradient.sum(), rel=1e-9, abs=1e-12)
+    assert single_bend[0, 0] == pytest.approx(hessian.sum(), rel=1e-9, abs=1e-9)
+
+
+def test_the_loss_on_the_grid_is_the_loss():
+    problem = problem_of(make_client(4, dimension=7, classes=5, samples=50))
+    loss = SpectralLoss(problem)
+    betas = torch.linspace(0, 1, 9, dtype=torch.float64)
+    expected = [validation_loss(problem, beta, 1 - beta).item() for beta in betas]
+    np.testing.assert_allclose(loss.values(betas, 1 - betas), expected, rtol=1e-4)
+
+
+def test_shift_and_sample_size_raise_beta():
+    def mean_beta(shift, samples):
+        betas = []
+        for seed in range(8):
+            client = make_client(
+                seed, dimension=16, classes=4, samples=samples, shift=shift, separation=3.0
+            )
+            betas.append(search_beta(client.features, client.labels, client.shared).means)
+        return np.mean(betas)
+
+    assert mean_beta(0.0, 80) < 0.15
+    assert mean_beta(0.0, 80) < mean_beta(1.5, 80) - 0.1
+    assert mean_beta(1.5, 80) < mean_beta(4.0, 80)
+    assert mean_beta(1.5, 20) < mean_beta(1.5, 80) < mean_beta(1.5, 640)
+
+
+def test_leaking_folds_drive_beta_up_where_grouped_ones_do_not():
+    grouped, leaking = [], []
+    for seed in range(5):
+        client = make_client(
+            seed,
+            dimension=32,
+            classes=4,
+            samples=40,
+            copies=5,
+            shift=0.0,
+            copy_noise=0.1,
+            separation=1.5,
+        )
+        arguments = (client.features, client.labels, client.shared)
+        generator = torch.Generator().manual_seed(seed)
+        for betas, option in ((grouped, True), (leaking, False)):
+            found = search_beta(
+                *arguments, sample_ids=client.sample_ids, grouped=option, generator=generator
+            )
+            betas.append(found.means)
+    assert np.mean(grouped) < 0.15
+    assert np.mean(leaking) > 0.8
+
+
+def test_beta_zero_is_the_global_classifier_with_local_priors():
+    client = make_client(0, dimension=5, classes=3, samples=30)
+    adaptation = adapt(client.features, client.labels, client.shared, betas=Betas(0.0, 0.0))
+    priors = class_priors(torch.bincount(client.labels, minlength=3))
+    expected = bayes_classifier(client.shared, priors)
+    torch.testing.assert_close(adaptation.classifier.weight, expected.weight)
+    torch.testing.assert_close(adaptation.classifier.bias, expected.bias)
+
+
+def test_mode_none_is_the_local_classifier():
+    client = make_client(0, dimension=5, classes=4, samples=30, present=3)
+    arguments = (client.features, client.labels)
+    adaptation = adapt(*arguments, client.shared, betas="none", ridge=0.1)
+    local = estimate_statistics(*arguments, 4, prior_means=client.shared.means, ridge=0.1)
+    assert adaptation.betas == Betas(1.0, 1.0)
+    expected = bayes_classifier(local, class_priors(local.counts))
+    torch.testing.assert_close(adaptation.classifier.weight, expected.weight)
+    torch.testing.assert_close(adaptation.classifier.bias, expected.bias)
+
+
+def test_adapt_is_the_sum_of_its_parts():
+    client = make_client(2, dimension=9, classes=4, samples=40, copies=3, shift=2.0)
+    arguments = (client.features, client.labels)
+    options = {"sample_ids": client.sample_ids, "ridge": 0.01, "betas": "multiple"}
+    adaptation = adapt(*arguments, client.shared, **options)
+    assert adaptation.betas == search_beta(*arguments, client.shared, **options)
+    local = estimate_statistics(*arguments, 4, prior_means=client.shared.means, ridge=0.01)
+    torch.testing.assert_close(adaptation.local_statistics.means, local.means)
+    torch.testing.assert_close(adaptation.local_statistics.covariance, local.covariance)
+    beta = adaptation.betas.covariance
+    torch.testing.assert_close(
+        adaptation.statistics.covariance,
+        beta * local.covariance + (1 - beta) * client.shared.covariance,
+    )
+
+
+def test_where_nothing_can_be_validated_the_global_statistics_serve():
+    client = make_client(0, dimension=5, classes=3, samples=3, copies=4)
+    arguments = (client.features, client.labels, client.shared)
+    grouped = search_beta(*arguments, sample_ids=client.sample_ids)
+    assert grouped == Betas(0.0, 0.0)
+    assert search_beta(*arguments, sample_ids=client.sample_ids, grouped=False).loss is not None
+    alone = make_client(0, dimension=5, classes=3, samples=30, present=1)
+    found = search_beta(alone.features, alone.labels, alone.shared)
+    assert (found.means, found.covariance) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 4, 7])
+@pytest.mark.parametrize("mode", ["single", "multiple", "none"])
+def test_degenerate_features_yield_finite_classifiers(samples, mode):
+    shared = GaussianStatistics(torch.zeros(3, 4), torch.eye(4))
+    labels = torch.arange(samples) % 3
+    for features in (torch.ones(samples, 4), torch.eye(4)[torch.arange(samples) % 2] * 1e4):
+        for target in (shared, None):
+            adaptation = adapt(features, labels, target, betas=mode, ridge=0.0)
+            assert torch.isfinite(adaptation.classifier.weight).all()
+            assert not torch.isnan(adaptation.classifier.log_posteriors(features)).any()
+            assert 0 <= adaptation.betas.means <= 1
+
+
+@pytest.mark.parametrize("mode", ["single", "multiple"])
+@pytest.mark.parametrize("local_unit", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize("unit", [1e-30, 1.0, 1e30])
+def test_the_unit_of_the_features_does_not_matter(unit, local_unit, mode):
+    client = make_client(6, dimension=6, classes=3, samples=40, shift=2.0)
+    shared = GaussianStatistics(unit * client.shared.means, unit**2 * client.shared.covariance)
+    features = unit * local_unit * client.features
+    options = {"ridge": unit**2 * 1e-3, "betas": mode}
+    adaptation = adapt(features, client.labels, shared, **options)
+    assert not torch.isnan(adaptation.classifier.log_posteriors(features)).any()
+    assert 0 <= adaptation.betas.means <= 1
+    if local_unit == 1.0:
+        plain = search_beta(client.features, client.labels, client.shared, ridge=1e-3, betas=mode)
+        assert adaptation.betas.means == pytest.approx(plain.means, abs=1e-4)
+        assert adaptation.betas.loss == pytest.approx(plain.loss, abs=1e-9)
+
+
+def test_a_single_class_in_the_whole_model_is_certain():
+    shared = GaussianStatistics(torch.zeros(1, 2), torch.eye(2))
+    features = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
+    adaptation = adapt(features, torch.zeros(9, dtype=torch.int64), shared)
+    assert (adaptation.classifier.log_posteriors(features) == 0).all()
+
+
+def test_a_broken_global_covariance_is_repaired():
+    client = make_client(0, dimension=4, classes=2, samples=30)
+    broken = client.shared.covariance.clone()
+    broken[0] = broken[:, 0] = 0.0
+    shared = GaussianStatistics(client.shared.means, broken)
+    for solver in ("spectral", "reference"):
+        found = search_beta(client.features, client.labels, shared, solver=solver)
+        assert np.isfinite(found.loss)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=40),
+    st.integers(1, 4),
+    st.integers(2, 5),
+    st.one_of(st.none(), st.integers(0, 9)),
+)
+def test_folds_are_stratified_and_keep_copies_together(labels, copies, n_folds, seed):
+    sample_labels = torch.tensor(labels)
+    ids = torch.arange(len(labels)).repeat(copies) * 7 - 5
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    folds = assign_folds(sample_labels.repeat(copies), n_folds, sample_ids=ids, generator=generator)
+    by_copy = folds.view(copies, len(labels))
+    assert (by_copy == by_copy[0]).all()
+    for group in [None, *range(4)]:
+        chosen = by_copy[0] if group is None else by_copy[0][sample_labels == group]
+        counts = torch.bincount(chosen, minlength=n_folds)
+        assert counts.max() - counts.min() <= 1
+
+
+def test_folds_depend_on_the_generator_alone():
+    labels = torch.arange(30) % 3
+
+    def draw(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return assign_folds(labels, 3, generator=generator).tolist()
+
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_bad_input_is_refused_in_one_sentence():
+    client = make_client(0, dimension=3, classes=2, samples=20)
+    z, y, shared = client.features, client.labels, client.shared
+
+    def refused(match, features=z, labels=y, target=shared, **options):
+        with pytest.raises(ValueError, match=match) as caught:
+            adapt(features, labels, target, **options)
+        assert str(caught.value).endswith(".")
+        assert ". " not in str(caught.value)
+
+    with_nan = z.clone()
+    with_nan[2, 1] = torch.inf
+    refused("features holds 1 NaN or infinite values, but all must be finite", features=with_nan)
+    refused("labels range from 0 to 2, but only 0 to 1 are allowed", labels=torch.arange(20) % 3)
+    wide = GaussianStatistics(shared.means, torch.eye(4))
+    refused(r"global covariance has shape \(4, 4\), but \(3, 3\) is needed", target=wide)
+    wide = GaussianStatistics(torch.zeros(2, 5), torch.eye(3))
+    refused(r"global means has shape \(2, 5\), but \(2, 3\) is needed", target=wide)
+    refused(r"priors has shape \(3,\), but \(2,\) is needed", priors=torch.ones(3))
+    refused("priors gives 0 to class 0", priors=torch.tensor([0.0, 1.0]))
+    refused("betas is 'two', but only 'single', 'multiple' and 'none'", betas="two")
+    refused("solver is 'fast', but only 'spectral', 'reference'", solver="fast")
+    refused("n_folds is 1, but at least 2", n_folds=1)
+    refused("ridge is nan", ridge=float("nan"))
+    refused(r"beta is 2\.0", betas=Betas(2.0, 0.0))
+    refused(r"sample_ids has shape \(3,\)", sample_ids=torch.arange(3))
+    refused("to rows of different labels", sample_ids=torch.arange(20) // 4)
+
+
+def test_clipped_solver_never_beats_the_exact_one() -> None:
+    """The released search is a local one: it may stop early, but finds nothing lower."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(60, 8, generator=generator, dtype=torch.float64)
+        labels = torch.arange(60) % 3
+        features[labels == 1] += 1.5
+        shared = GaussianStatistics(
+            torch.randn(3, 8, generator=generator), torch.eye(8) * (0.2 + seed / 10)
+        )
+        for mode in ("single", "multiple"):
+            exact, clipped = (
+                search_beta(features, labels, shared, betas=mode, solver=solver)
+                for solver in ("spectral", "clipped")
+            )
+            assert 0 <= clipped.means <= 1
+            assert 0 <= clipped.covariance <= 1
+            assert clipped.loss >= exact.loss - 1e-7
+
+
+def test_adapt_reports_its_time_by_part() -> None:
+    from contextlib import contextmanager
+
+    parts = []
+
+    @contextmanager
+    def timer(part: str):
+        parts.append(part)
+        yield
+
+    labels = torch.arange(30) % 2
+    shared = GaussianStatistics(torch.zeros(2, 4), torch.eye(4))
+    adapt(torch.randn(30, 4), labels, shared, timer=timer)
+    assert set(parts) == {"statistics", "interpolation"}
