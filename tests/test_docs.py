@@ -92,6 +92,25 @@ def test_readme_python_runs(tmp_path: Path) -> None:
         assert "runs/" in done.stdout
 
 
+def test_the_estimator_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = python_blocks(ROOT / "docs" / "pfedfda.md")
+    exec(block, {})
+    assert capsys.readouterr().out.startswith("0.")
+
+
+def test_the_table_of_presets_is_true() -> None:
+    """Numbers in the table are the presets' defaults."""
+    page = (ROOT / "docs" / "pfedfda.md").read_text()
+    presets = [find_method(f"pfedfda{end}")() for end in ("-pooled", "-paper", "-released")]
+    assert find_method("pfedfda")().__dict__ == presets[0].__dict__
+    for field in ("ridge", "prior-smoothing", "shrinkage"):
+        row = re.search(rf"^\| `{field}`.*$", page, re.MULTILINE)
+        assert row, field
+        cells = [cell.strip() for cell in row[0].split("|")[2:5]]
+        values = [getattr(preset, field.replace("-", "_")) for preset in presets]
+        assert [float(cell) for cell in cells] == values, field
+
+
 def test_readme_commands_parse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every pfedfda command in the pages is accepted, up to the point of running."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

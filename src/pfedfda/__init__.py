@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment import Comparison, RunResult, compare, load_run, run
+from pfedfda.experiment.personal import PersonalModel, personalize
 from pfedfda.methods import Method, all_methods, find_method, register
+from pfedfda.models import load_model
 
 __all__ = [
     "Comparison",
@@ -17,6 +19,7 @@ __all__ = [
     "FederationConfig",
     "InputError",
     "Method",
+    "PersonalModel",
     "PfedfdaError",
     "RunResult",
     "RunStoppedError",
@@ -24,7 +27,9 @@ __all__ = [
     "all_methods",
     "compare",
     "find_method",
+    "load_model",
     "load_run",
+    "personalize",
     "prepare",
     "register",
     "run",

@@ -20,6 +20,7 @@ from pfedfda.errors import InputError, PfedfdaError, unknown
 from pfedfda.experiment.api import compare_config, run_config
 from pfedfda.experiment.config import GROUPS, Config, read_config
 from pfedfda.experiment.observers import choose_observer
+from pfedfda.experiment.personal import personalize
 from pfedfda.experiment.rounds import InterruptedRunError
 from pfedfda.methods import all_methods, expand_names, find_method
 from pfedfda.report.table import build_table
@@ -30,10 +31,11 @@ usage: pfedfda COMMAND [options]
 Personalised federated learning on one machine.
 
 commands:
-  run        run one method on a federation
-  compare    run several methods on one federation and print one table
-  methods    list the methods
-  datasets   list the sources of images and the partitions
+  run          run one method on a federation
+  compare      run several methods on one federation and print one table
+  personalize  make a personal model for new images from a finished run
+  methods      list the methods
+  datasets     list the sources of images and the partitions
 
 examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
@@ -76,6 +78,7 @@ def _dispatch(words: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "compare": _compare,
+        "personalize": _personalize,
         "methods": _methods,
         "datasets": _datasets,
     }
@@ -109,6 +112,51 @@ def _compare(words: list[str]) -> int:
     if not quiet:
         Console().print(build_table([result.summary for result in comparison.results]))
     print(comparison.folder)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalizeOptions:
+    """Make a personal model for a client that was not there when the federation was trained.
+
+    Parameters
+    ----------
+    run
+        The folder of a finished run.
+    source
+        The client's labelled images: a folder of class/image.png, or an .npz file.
+    test_share
+        The share of the images that is held out to measure the accuracy; 0 uses all for fitting.
+    output
+        Where to write the model; by default a new folder in the run's folder personal.
+    seed
+        Determines which images are held out.
+    device
+        Where the network runs: cpu, cuda, mps.
+    """
+
+    run: tyro.conf.Positional[Path]
+    source: str
+    test_share: float = 0.2
+    output: Path | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+
+def _personalize(words: list[str]) -> int:
+    """Make a personal model for new images from a finished run."""
+    options = _parse_quietly(PersonalizeOptions, "pfedfda personalize", words)
+    result = personalize(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
+    told = "".join(f", {name} {value:.3f}" for name, value in result.metrics.items())
+    print(
+        f"fitted to {result.fitted} images in {1000 * result.seconds['fit']:.1f} ms after "
+        f"{1000 * result.seconds['network']:.0f} ms in the network{told}"
+    )
+    if result.accuracy is not None:
+        print(f"accuracy on {result.held_out} held-out images: {result.accuracy:.3f}")
+    if result.shared_accuracy is not None:
+        print(f"accuracy of the model that all clients share: {result.shared_accuracy:.3f}")
+    print(result.folder)
     return 0
 
 
@@ -204,7 +252,9 @@ def _about(command: str) -> str:
     )
 
 
-def _parse_quietly(options: type[Any], program: str, words: list[str], about: str) -> Any:
+def _parse_quietly(
+    options: type[Any], program: str, words: list[str], about: str | None = None
+) -> Any:
     """Parse with tyro, and turn its framed error messages into one sentence."""
     errors = io.StringIO()
     try:

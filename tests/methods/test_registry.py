@@ -14,10 +14,10 @@ def test_known_methods_in_order_of_their_papers() -> None:
     assert years == sorted(years)
 
 
-def test_all_expands_once() -> None:
-    assert expand_names(["fedavg", "all"]) == ["fedavg"] + [
-        n for n in all_methods() if n != "fedavg"
-    ]
+def test_all_expands_once_and_without_presets() -> None:
+    others = [n for n, m in all_methods().items() if n != "fedavg" and not m.is_preset]
+    assert expand_names(["fedavg", "all"]) == ["fedavg", *others]
+    assert not any(all_methods()[name].is_preset for name in others)
 
 
 def test_unknown_method_comes_with_a_hint() -> None:

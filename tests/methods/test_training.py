@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from pfedfda.errors import InputError
 from pfedfda.methods import TrainingConfig, batches, cross_entropy, sgd, to_input
 from pfedfda.methods.training import MomentumSGD
-from tests.methods.toy import make_client, parameters_of, same
+from tests.methods.toy import TASK, make_client, parameters_of, same
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -67,6 +68,23 @@ def test_mean_loss_is_the_mean() -> None:
     expected = torch.nn.functional.cross_entropy(logits, client.samples.labels).item()
     assert mean == pytest.approx(expected, rel=1e-4)
     assert client.seconds["network"] > 0
+
+
+def test_long_gradients_are_shortened() -> None:
+    """One step without momentum and decay moves by lr times the limit, and no further."""
+    task = replace(
+        TASK, training=TrainingConfig(epochs=1, batch_size=9, lr=0.5, momentum=0, weight_decay=0)
+    )
+
+    def moved(max_norm: float) -> float:
+        client = make_client([0, 1, 2, 3], task=task)
+        before = parameters_of(client.model)
+        sgd(client, client.model.parameters(), cross_entropy(client.model), max_norm=max_norm)
+        after = parameters_of(client.model)
+        return math.sqrt(sum(float((after[n] - before[n]).square().sum()) for n in after))
+
+    assert moved(0.01) == pytest.approx(0.005, rel=1e-3)
+    assert moved(1e6) == pytest.approx(moved(0.0))
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,16 @@ class RunWriter:
         What is run.
     method
         The one method of `config` that this run is about.
+    class_names
+        The names of the classes, in the order of the labels.
     """
 
-    def __init__(self, folder: Path, config: Config, method: Method) -> None:
+    def __init__(
+        self, folder: Path, config: Config, method: Method, class_names: tuple[str, ...]
+    ) -> None:
         self.folder = folder
         self.method = method
+        self.class_names = class_names
         self.metrics: list[dict[str, Any]] = []
         self.states = ClientStates(folder / "checkpoint" / "clients")
         self.states.folder.mkdir(parents=True)
@@ -141,6 +146,7 @@ class RunWriter:
             "hyperparameters": asdict(self.method),
             "round": round_number,
             "task": asdict(task),
+            "class_names": self.class_names,
         }
         _write_json(folder / "manifest.json", manifest)
 

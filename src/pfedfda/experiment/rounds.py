@@ -95,7 +95,7 @@ def run_rounds(
         has been written.
     """
     schedule, federation, task = config.schedule, engine.federation, engine.task
-    writer = RunWriter(folder, config, method)
+    writer = RunWriter(folder, config, method, federation.class_names)
     tally = Tally()
     start = time.perf_counter()
     everybody = range(len(federation))

@@ -206,6 +206,8 @@ class Method(ABC):
     """Where the method was published."""
     year: ClassVar[int]
     """When; lists of methods are in this order."""
+    is_preset: ClassVar[bool] = False
+    """Whether it is another method with other hyper-parameters; ``all`` leaves presets out."""
 
     @abstractmethod
     def init(self, task: Task) -> Tensors:
@@ -230,6 +232,10 @@ class Method(ABC):
     @abstractmethod
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Return the model that the client uses; nothing that training sees may change."""
+
+    def shared_model(self, client: Client, message: Tensors) -> nn.Module | None:
+        """Return the model that all clients have in common, None if there is no such model."""
+        return None
 
 
 def weighted_mean(updates: Iterable[Update]) -> Tensors:

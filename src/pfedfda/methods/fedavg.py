@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import nn
+
 from pfedfda.errors import InputError
 from pfedfda.methods.base import Client, Method, Personal, Task, Tensors, Update, weighted_mean
 from pfedfda.methods.registry import register
@@ -45,8 +47,12 @@ class FedAvg(Method):
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the global model as it is."""
+        return Personal(self.shared_model(client, message))
+
+    def shared_model(self, client: Client, message: Tensors) -> nn.Module:
+        """Return the global model."""
         client.model.load_state_dict(message)
-        return Personal(client.model)
+        return client.model
 
 
 @register

@@ -49,10 +49,13 @@ def find_method(name: str) -> type[Method]:
 
 
 def expand_names(names: Iterable[str]) -> list[str]:
-    """Return the names with ``all`` replaced by every known method, each name once."""
+    """Return the names with ``all`` replaced by every method that is no preset, each once."""
     expanded: list[str] = []
     for name in names:
-        expanded += list(all_methods()) if name == "all" else [name]
+        if name == "all":
+            expanded += [known for known, method in all_methods().items() if not method.is_preset]
+        else:
+            expanded.append(name)
     return list(dict.fromkeys(expanded))
 
 

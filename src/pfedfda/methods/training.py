@@ -1,5 +1,6 @@
 """The training loop: every method trains with this one."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfedfda.errors import RunStoppedError
 from pfedfda.methods.base import Client
 
 
@@ -30,6 +32,8 @@ def sgd(
     *,
     epochs: int | None = None,
     lr: float | None = None,
+    drop_last: bool = False,
+    max_norm: float = 0.0,
 ) -> float:
     """Train the given parameters, and nothing else, on the client's samples.
 
@@ -44,11 +48,20 @@ def sgd(
         The mean loss of a batch.
     epochs, lr
         In place of those of the task.
+    drop_last
+        Leave out the last batch of an epoch if it is incomplete and not the only one.
+    max_norm
+        Shorten the gradient of a step to this norm if it is longer; 0 leaves it as it is.
 
     Returns
     -------
     float
         The mean loss over all steps.
+
+    Raises
+    ------
+    RunStoppedError
+        If the loss becomes infinite or undefined.
     """
     settings = client.task.training
     trained = list(parameters)
@@ -62,16 +75,25 @@ def sgd(
         weight_decay=settings.weight_decay,
     )
     total = torch.zeros((), device=client.device)
+    count = 0
     epochs = settings.epochs if epochs is None else epochs
     with client.timer("network"):
         for _ in range(epochs):
-            for batch in batches(client):
+            for batch in batches(client, drop_last):
                 value = loss(batch)
                 value.backward()  # type: ignore[no-untyped-call]
+                if max_norm:
+                    torch.nn.utils.clip_grad_norm_(trained, max_norm)
                 optimizer.step()
                 total += value.detach() * len(batch.labels)
-        mean = total.item() / max(epochs * client.num_samples, 1)
+                count += len(batch.labels)
+        mean = total.item() / max(count, 1)
     client.model.requires_grad_(True)
+    if not math.isfinite(mean):
+        raise RunStoppedError(
+            f"Training diverged: the loss of client {client.client_id} is not finite in round "
+            f"{client.round}; a smaller --lr usually helps."
+        )
     return mean
 
 
@@ -115,10 +137,13 @@ class MomentumSGD:
         torch._foreach_add_(self.parameters, self.velocity, alpha=-self.lr)
 
 
-def batches(client: Client) -> Iterator[Batch]:
+def batches(client: Client, drop_last: bool = False) -> Iterator[Batch]:
     """Yield the client's training samples once, in a fresh random order."""
+    size = client.task.training.batch_size
     order = torch.randperm(client.num_samples, generator=client.generator)
-    for rows in torch.split(order, client.task.training.batch_size):
+    for rows in torch.split(order, size):
+        if drop_last and len(rows) < size < client.num_samples:
+            return
         there = rows.to(client.device, non_blocking=True)
         yield Batch(to_input(client.samples.images[there]), client.samples.labels[there], rows)
 

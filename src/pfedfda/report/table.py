@@ -22,16 +22,16 @@ COLUMNS = [
 def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return the comparison of runs from the contents of their ``summary.json``."""
     table = Table(title="Test accuracy after the last round", title_justify="left")
-    table.add_column("Method")
+    table.add_column("Method", no_wrap=True)
     for heading in (
         "mean ± std\nover clients",
-        "weighted\nby samples",
+        "weighted",
         "worst\ntenth",
         "seconds",
         "MB up\na round",
         "MB down\na round",
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     best = max((s.get("mean_accuracy", 0.0) for s in summaries), default=0.0)
     for summary in summaries:
         mean = summary["mean_accuracy"]

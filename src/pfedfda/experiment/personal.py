@@ -1,0 +1,239 @@
+"""New clients: a personal model for images that were never part of the training."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from pfedfda.data import ImageSet, open_source
+from pfedfda.engine.local import resolve_device
+from pfedfda.engine.runner import score
+from pfedfda.errors import InputError
+from pfedfda.experiment.config import OutputConfig, read_config
+from pfedfda.experiment.results import make_folder
+from pfedfda.methods import Client, Method, Samples, Task, Tensors
+from pfedfda.models import Model, save_model
+from pfedfda.seeding import numpy_generator, torch_generator
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """What a new client gets.
+
+    Parameters
+    ----------
+    folder
+        Where ``model.safetensors`` and ``model.json`` are; `pfedfda.load_model` reads them.
+    model
+        The model.
+    accuracy, shared_accuracy
+        On the held-out images: of the personal model, and of the one that all clients share (None
+        if the method has none). None without held-out images.
+    metrics
+        What the method tells about it, e.g. ``beta``.
+    fitted, held_out
+        The number of images used for fitting and for the accuracy.
+    seconds
+        ``network`` for passes of the network, ``fit`` for everything else.
+    """
+
+    folder: Path
+    model: Model
+    accuracy: float | None
+    shared_accuracy: float | None
+    metrics: dict[str, float]
+    fitted: int
+    held_out: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run's method, what its clients knew, and its server's state."""
+
+    method: Method
+    task: Task
+    class_names: tuple[str, ...]
+    round: int
+    state: Tensors
+
+
+def personalize(
+    run: Path | str,
+    source: str,
+    *,
+    test_share: float = 0.2,
+    output: Path | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+) -> PersonalModel:
+    """Make a personal model for a client that was not there when the federation was trained.
+
+    The method's own way to personalise is used. For pFedFDA that is one pass of the images through
+    the network, and then linear algebra: no training.
+
+    Parameters
+    ----------
+    run
+        The folder of a finished run.
+    source
+        The client's labelled images: a folder of class/image.png or an .npz file. The names of the
+        classes must be among those of the run.
+    test_share
+        The share of the images that is held out to measure the accuracy; 0 uses all for fitting.
+    output
+        Where to write the model; by default a new folder in ``personal`` of the run.
+    seed
+        Determines which images are held out.
+    device
+        Where the network runs.
+    """
+    if not 0 <= test_share < 1:
+        raise InputError(f"test-share is {test_share}; it must lie in [0, 1).")
+    finished = load_finished(Path(run))
+    images, labels = _samples(source, finished)
+    where = resolve_device(device)
+    order = numpy_generator("personalize", seed).permutation(len(labels))
+    held_out = min(round(len(labels) * test_share), len(labels) - 1)
+    test, fit = order[:held_out], order[held_out:]
+
+    def on_device(rows: NDArray[np.int64]) -> Samples:
+        return Samples(
+            torch.from_numpy(images[rows]).to(where), torch.from_numpy(labels[rows]).to(where)
+        )
+
+    method, task = finished.method, finished.task
+    client = Client(
+        client_id=task.num_clients,
+        round=finished.round,
+        task=task,
+        samples=on_device(fit),
+        state={},
+        model=task.build_model().to(where),
+        generator=torch_generator("personalize", seed),
+    )
+    message = method.message(finished.state, client.client_id)
+    accuracy = shared_accuracy = None
+    if held_out:
+        shared = method.shared_model(client, message)
+        if shared is not None:
+            shared_accuracy = score(shared, on_device(test))[0] / held_out
+    start = time.perf_counter()
+    personal = method.personalize(client, message)
+    passed = time.perf_counter() - start
+    if not isinstance(personal.model, Model):
+        raise InputError(f"The personal model of {method.name} is not a body and a linear head.")
+    if held_out:
+        accuracy = score(personal.model, on_device(test))[0] / held_out
+    folder = output if output is not None else _new_folder(Path(run), source)
+    network = client.seconds.get("network", 0.0)
+    result = PersonalModel(
+        folder=folder,
+        model=personal.model,
+        accuracy=accuracy,
+        shared_accuracy=shared_accuracy,
+        metrics=dict(personal.metrics),
+        fitted=len(fit),
+        held_out=held_out,
+        seconds={"network": network, "fit": passed - network},
+    )
+    _save(result, finished, source)
+    return result
+
+
+def load_finished(run: Path) -> FinishedRun:
+    """Read the method and the server's state of a finished run."""
+    checkpoint = run / "checkpoint"
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        state = load_file(checkpoint / "server.safetensors")
+        image_shape = tuple(int(n) for n in manifest["task"]["image_shape"])
+        class_names = tuple(str(name) for name in manifest["class_names"])
+        round_number, num_clients = int(manifest["round"]), int(manifest["task"]["num_clients"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        hint = ""
+        if (run / "comparison.csv").exists():
+            hint = "; it is a comparison: name the folder of one method in it"
+        raise InputError(f"{run} is not a finished run ({error}){hint}.") from error
+    config = read_config(run / "config.toml")
+    (method,) = config.methods.values()
+    task = Task(
+        model=config.model,
+        image_shape=image_shape,  # type: ignore[arg-type]
+        num_classes=len(class_names),
+        num_clients=num_clients,
+        training=config.training,
+        seed=config.schedule.seed,
+    )
+    return FinishedRun(method, task, class_names, round_number, state)
+
+
+def _samples(source: str, run: FinishedRun) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the client's images in the shape, and its labels in the numbering, of the run."""
+    height, width, channels = run.task.image_shape
+    image_set = open_source(source, height if height == width else None).load()
+    if image_set.groups is not None:
+        raise InputError(
+            f"{source} holds the images of {len(image_set.group_names)} clients: name the folder "
+            f"of one of them."
+        )
+    unknown = [name for name in image_set.class_names if name not in run.class_names]
+    if unknown:
+        raise InputError(
+            f"The run does not know the class {unknown[0]!r}; it knows "
+            f"{', '.join(run.class_names)}."
+        )
+    if image_set.images.shape[1:3] != (height, width):
+        raise InputError(
+            f"The images are {image_set.images.shape[1]}×{image_set.images.shape[2]}; the run was "
+            f"trained on {height}×{width}."
+        )
+    number = np.array([run.class_names.index(name) for name in image_set.class_names])
+    return _with_channels(image_set, channels), number[image_set.labels]
+
+
+def _with_channels(image_set: ImageSet, channels: int) -> NDArray[np.uint8]:
+    images = image_set.images
+    if images.shape[3] == channels:
+        return np.ascontiguousarray(images)
+    if channels == 3:
+        return np.repeat(images, 3, axis=3)
+    return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in images])[
+        ..., None
+    ]
+
+
+def _new_folder(run: Path, source: str) -> Path:
+    return make_folder(OutputConfig(run / "personal"), Path(source).stem or "model")
+
+
+def _save(result: PersonalModel, run: FinishedRun, source: str) -> None:
+    about: dict[str, Any] = {
+        "method": run.method.name,
+        "source": source,
+        "images_fitted": result.fitted,
+        "images_held_out": result.held_out,
+        "accuracy": result.accuracy,
+        "shared_accuracy": result.shared_accuracy,
+        **result.metrics,
+    }
+    try:
+        result.folder.mkdir(parents=True, exist_ok=True)
+        save_model(
+            result.folder,
+            result.model,
+            run.task.model,
+            run.task.image_shape,
+            run.class_names,
+            about,
+        )
+    except OSError as error:
+        raise InputError(f"The model cannot be written to {result.folder} ({error}).") from error

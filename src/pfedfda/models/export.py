@@ -1,0 +1,74 @@
+"""A trained model as an ordinary file: safetensors for the weights, JSON for how to use them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pfedfda.errors import InputError
+from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
+from pfedfda.models.networks import BODIES, Model
+
+FORMAT = 1
+
+
+def save_model(
+    folder: Path,
+    model: Model,
+    config: ModelConfig,
+    image_shape: tuple[int, int, int],
+    class_names: Sequence[str],
+    about: dict[str, Any],
+) -> None:
+    """Write a model to a folder that exists.
+
+    Parameters
+    ----------
+    folder
+        Gets ``model.safetensors`` and ``model.json``.
+    model
+        The body and the linear head.
+    config
+        Which network it is.
+    image_shape
+        Height, width and channels of its images.
+    class_names
+        The names of its outputs.
+    about
+        Anything else worth knowing, for ``model.json``.
+    """
+    save_file(model_tensors(model), folder / "model.safetensors")
+    name = default_model(*image_shape[:2]) if config.model == "auto" else config.model
+    description = {
+        "format": FORMAT,
+        "model": name,
+        "image_shape": list(image_shape),
+        "class_names": list(class_names),
+        "input": "float32 (n, channels, height, width): pixels 0..255 times 2/255, minus 1",
+        "output": "logits (n, classes), in the order of class_names",
+        "load": "import pfedfda; model = pfedfda.load_model(FOLDER); model(images).argmax(1)",
+        "about": about,
+    }
+    (folder / "model.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def load_model(folder: Path | str) -> Model:
+    """Read a model that `save_model` or ``pfedfda personalize`` has written, ready to predict."""
+    folder = Path(folder)
+    try:
+        description = json.loads((folder / "model.json").read_text())
+        if description["format"] != FORMAT or description["model"] not in BODIES:
+            raise ValueError("it is of an unknown format")
+        height, width, channels = (int(n) for n in description["image_shape"])
+        classes = len(description["class_names"])
+        config = ModelConfig(description["model"])
+        model = build_model(config, (height, width, channels), classes, seed=0)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{folder} does not hold a model ({reason}).") from error
+    model.requires_grad_(False)
+    return model.eval()
