@@ -123,3 +123,33 @@ def test_describes_itself(name: str) -> None:
     assert method.title
     assert method.paper
     assert (method.__doc__ or "").strip()
+
+
+@EVERY_METHOD
+def test_exactly_the_stated_tensors_cross(name: str) -> None:
+    method = make(name)
+    state = method.init(TASK)
+    message = method.message(state, 0)
+    update = method.train(make_client([0, 1, 2, 3, 0]), message)
+    assert {key.split(".")[0] for key in message} == set(method.down)
+    assert {key.split(".")[0] for key in update.tensors} == set(method.up)
+
+
+@EVERY_METHOD
+def test_a_federation_of_one_client(name: str, tmp_path: Path) -> None:
+    federation = FederationConfig(partition="client-dirichlet", clients=1, samples=40, alpha=5.0)
+    result = run(name, federation, rounds=6, batch_size=8, workers=0, output=tmp_path, quiet=True)
+    assert result.summary["status"] == "complete"
+    assert result.mean_accuracy == result.summary["weighted_accuracy"]
+    assert result.metrics[-1]["train_loss"] < 2.4  # no worse than guessing among ten
+
+
+@EVERY_METHOD
+def test_a_client_without_state_can_be_served(name: str) -> None:
+    """Clients that never took part, and new ones, get a model too."""
+    method = make(name)
+    state = method.init(TASK)
+    newcomer = TASK.num_clients + 5
+    message = method.message(state, newcomer)
+    personal = method.personalize(make_client([0, 1, 2, 0, 1, 2], newcomer), message)
+    assert torch.isfinite(personal.model(torch.zeros(2, 1, 28, 28))).all()

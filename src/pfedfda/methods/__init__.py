@@ -9,6 +9,8 @@ from pfedfda.methods.base import (
     Tensors,
     TrainingConfig,
     Update,
+    load,
+    part,
     weighted_mean,
 )
 from pfedfda.methods.registry import all_methods, expand_names, find_method, register
@@ -29,6 +31,8 @@ __all__ = [
     "cross_entropy",
     "expand_names",
     "find_method",
+    "load",
+    "part",
     "register",
     "sgd",
     "to_input",

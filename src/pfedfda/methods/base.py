@@ -206,6 +206,10 @@ class Method(ABC):
     """Where the method was published."""
     year: ClassVar[int]
     """When; lists of methods are in this order."""
+    down: ClassVar[tuple[str, ...]]
+    """What a message holds: the first parts of its tensors' names."""
+    up: ClassVar[tuple[str, ...]]
+    """What an update holds, likewise."""
     is_preset: ClassVar[bool] = False
     """Whether it is another method with other hyper-parameters; ``all`` leaves presets out."""
 
@@ -236,6 +240,18 @@ class Method(ABC):
     def shared_model(self, client: Client, message: Tensors) -> nn.Module | None:
         """Return the model that all clients have in common, None if there is no such model."""
         return None
+
+
+def part(tensors: Tensors, *names: str) -> Tensors:
+    """Return the tensors whose names begin with one of these parts, e.g. ``body``."""
+    return {name: tensor for name, tensor in tensors.items() if name.split(".")[0] in names}
+
+
+def load(model: nn.Module, tensors: Tensors) -> None:
+    """Copy tensors into a model by their names; what they do not mention stays as it is."""
+    unexpected = model.load_state_dict(tensors, strict=False).unexpected_keys
+    if unexpected:
+        raise KeyError(f"the model has no tensor {unexpected[0]!r}")
 
 
 def weighted_mean(updates: Iterable[Update]) -> Tensors:

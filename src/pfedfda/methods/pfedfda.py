@@ -35,7 +35,17 @@ from pfedfda.gaussian import (
     pack_symmetric,
     unpack_symmetric,
 )
-from pfedfda.methods.base import Client, Method, Personal, Task, Tensors, Update, weighted_mean
+from pfedfda.methods.base import (
+    Client,
+    Method,
+    Personal,
+    Task,
+    Tensors,
+    Update,
+    load,
+    part,
+    weighted_mean,
+)
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, sgd, to_input
 from pfedfda.models import Model, model_tensors
@@ -98,6 +108,8 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
+    down: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
+    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance", "counts")
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
     keep: float = 0.2
@@ -142,7 +154,7 @@ class PFedFDA(Method):
         generator = torch_generator("pfedfda", task.seed)
         draw = torch.randn if self.initial_means == "gaussian" else torch.rand
         state = {
-            **_body_of(tensors),
+            **part(tensors, "body"),
             "means": self.initial_scale * draw(classes, dimension, generator=generator),
             "covariance": pack_symmetric(torch.eye(dimension)),
         }
@@ -168,7 +180,7 @@ class PFedFDA(Method):
         betas, mixed = self._adapt(client, features, labels, rows, shared)
         client.state = _packed(mixed) | {"betas": torch.tensor([betas.means, betas.covariance])}
         if self.personal == "stored":
-            client.state |= _body_of(model_tensors(client.model))
+            client.state |= part(model_tensors(client.model), "body")
         return self._update(client, _packed(mixed), {"train_loss": loss} | self._metrics(betas))
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
@@ -291,8 +303,7 @@ class PFedFDA(Method):
         self, model: Model, tensors: Tensors, statistics: GaussianStatistics, priors: Tensor
     ) -> None:
         """Put a body and the Bayes classifier of the statistics into a model."""
-        body = {name.removeprefix("body."): t for name, t in _body_of(tensors).items()}
-        model.body.load_state_dict(body)
+        load(model, part(tensors, "body"))
         covariance = statistics.covariance.double()
         spherical = covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
         covariance = (1 - self.shrinkage) * covariance + self.shrinkage * spherical
@@ -307,7 +318,7 @@ class PFedFDA(Method):
         return counts.double() / counts.sum() + self.prior_smoothing
 
     def _update(self, client: Client, tensors: Tensors, metrics: dict[str, float]) -> Update:
-        sent = _body_of(model_tensors(client.model)) | tensors
+        sent = part(model_tensors(client.model), "body") | tensors
         return Update(sent, client.num_samples, metrics)
 
     def _metrics(self, betas: Betas) -> dict[str, float]:
@@ -334,6 +345,7 @@ class PFedFDAPaper(PFedFDA):
     name: ClassVar[str] = "pfedfda-paper"
     title: ClassVar[str] = "pFedFDA (paper)"
     is_preset: ClassVar[bool] = True
+    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 0.3
@@ -351,6 +363,7 @@ class PFedFDAReleased(PFedFDA):
     name: ClassVar[str] = "pfedfda-released"
     title: ClassVar[str] = "pFedFDA (released)"
     is_preset: ClassVar[bool] = True
+    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 1.0
@@ -362,10 +375,6 @@ class PFedFDAReleased(PFedFDA):
     shrinkage: float = 1e-4
     drop_last: bool = True
     max_norm: float = 0.0
-
-
-def _body_of(tensors: Tensors) -> Tensors:
-    return {name: tensor for name, tensor in tensors.items() if name.startswith("body.")}
 
 
 def _packed(statistics: GaussianStatistics) -> Tensors:

@@ -32,8 +32,13 @@ def sgd(
     *,
     epochs: int | None = None,
     lr: float | None = None,
+    momentum: float | None = None,
     drop_last: bool = False,
     max_norm: float = 0.0,
+    anchor: list[Tensor] | None = None,
+    pull: float = 0.0,
+    steps: int = 1,
+    after_batch: Callable[[], None] | None = None,
 ) -> float:
     """Train the given parameters, and nothing else, on the client's samples.
 
@@ -46,12 +51,19 @@ def sgd(
         no weight decay.
     loss
         The mean loss of a batch.
-    epochs, lr
+    epochs, lr, momentum
         In place of those of the task.
     drop_last
         Leave out the last batch of an epoch if it is incomplete and not the only one.
     max_norm
         Shorten the gradient of a step to this norm if it is longer; 0 leaves it as it is.
+    anchor, pull
+        Hold the parameters near these tensors: with pull μ and anchor w every step descends the
+        loss plus μ/2 · ‖v - w‖². The penalty is not part of the mean loss.
+    steps
+        Gradient steps on each batch.
+    after_batch
+        Called when the steps on a batch are done.
 
     Returns
     -------
@@ -71,8 +83,10 @@ def sgd(
     optimizer = MomentumSGD(
         trained,
         lr=settings.lr if lr is None else lr,
-        momentum=settings.momentum,
+        momentum=settings.momentum if momentum is None else momentum,
         weight_decay=settings.weight_decay,
+        anchor=anchor,
+        pull=pull,
     )
     total = torch.zeros((), device=client.device)
     count = 0
@@ -80,13 +94,16 @@ def sgd(
     with client.timer("network"):
         for _ in range(epochs):
             for batch in batches(client, drop_last):
-                value = loss(batch)
-                value.backward()  # type: ignore[no-untyped-call]
-                if max_norm:
-                    torch.nn.utils.clip_grad_norm_(trained, max_norm)
-                optimizer.step()
-                total += value.detach() * len(batch.labels)
-                count += len(batch.labels)
+                for _ in range(steps):
+                    value = loss(batch)
+                    value.backward()  # type: ignore[no-untyped-call]
+                    if max_norm:
+                        torch.nn.utils.clip_grad_norm_(trained, max_norm)
+                    optimizer.step()
+                    total += value.detach() * len(batch.labels)
+                    count += len(batch.labels)
+                if after_batch is not None:
+                    after_batch()
         mean = total.item() / max(count, 1)
     client.model.requires_grad_(True)
     if not math.isfinite(mean):
@@ -109,15 +126,25 @@ class MomentumSGD:
         What to move.
     lr, momentum, weight_decay
         The usual ones.
+    anchor, pull
+        Add the gradient of pull/2 times the squared distance to these tensors.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float
+        self,
+        parameters: list[nn.Parameter],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        anchor: list[Tensor] | None = None,
+        pull: float = 0.0,
     ) -> None:
         self.parameters: list[Tensor] = list(parameters)
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.anchor = anchor
+        self.pull = pull
         self.velocity: list[Tensor] = []
 
     @torch.no_grad()
@@ -129,6 +156,9 @@ class MomentumSGD:
             gradients.append(parameter.grad)
             parameter.grad = None
         torch._foreach_add_(gradients, self.parameters, alpha=self.weight_decay)
+        if self.anchor is not None and self.pull:
+            torch._foreach_add_(gradients, self.parameters, alpha=self.pull)
+            torch._foreach_add_(gradients, self.anchor, alpha=-self.pull)
         if self.velocity:
             torch._foreach_mul_(self.velocity, self.momentum)
             torch._foreach_add_(self.velocity, gradients)

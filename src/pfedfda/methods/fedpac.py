@@ -1,0 +1,294 @@
+"""FedPAC: feature alignment and classifier collaboration.
+
+J. Xu, X. Tong and S.-L. Huang, "Personalized Federated Learning with Feature Alignment and
+Classifier Collaboration", ICLR 2023.
+
+Bodies are averaged as in FedAvg. Features are aligned by a penalty on their distance to global
+class prototypes. Heads are personal: after every round the server gives each participant the convex
+combination of all participants' heads that a bound on its test loss says is best.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfedfda.errors import InputError
+from pfedfda.methods.base import (
+    Client,
+    Method,
+    Personal,
+    Task,
+    Tensors,
+    Update,
+    load,
+    part,
+    weighted_mean,
+)
+from pfedfda.methods.registry import register
+from pfedfda.methods.training import Batch, cross_entropy, sgd, to_input
+from pfedfda.models import model_tensors
+
+FEATURE_BATCH = 500
+Matrix = NDArray[np.float64]
+
+
+@register
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """A shared body with aligned features; personal heads combined from those of similar clients.
+
+    Parameters
+    ----------
+    lam
+        Strength λ of the penalty on the mean squared distance of features to the global prototype
+        of their class; it begins in the second round, when there are prototypes.
+    head_epochs
+        Passes over the training samples for the head, before the body is trained.
+    head_lr
+        Learning rate of the head.
+    smallest_weight
+        Weights below this are left out of a combination of heads.
+    serve
+        What a client uses: tuned (its model after local training on the received body and head, as
+        the method's algorithm ends) or combined (the received body and head as they are).
+    """
+
+    name: ClassVar[str] = "fedpac"
+    title: ClassVar[str] = "FedPAC"
+    paper: ClassVar[str] = "Xu et al., ICLR 2023"
+    year: ClassVar[int] = 2023
+    down: ClassVar[tuple[str, ...]] = ("body", "head", "prototypes", "known")
+    up: ClassVar[tuple[str, ...]] = (
+        "body",
+        "head",
+        "prototypes",
+        "counts",
+        "class_features",
+        "variance",
+    )
+
+    lam: float = 1.0
+    head_epochs: int = 1
+    head_lr: float = 0.1
+    smallest_weight: float = 1e-3
+    serve: Literal["tuned", "combined"] = "tuned"
+
+    def __post_init__(self) -> None:
+        if not self.lam >= 0:
+            raise InputError(f"lam is {self.lam}; it must be 0 or more.")
+        if self.head_epochs < 0:
+            raise InputError(f"head-epochs is {self.head_epochs}; it must be 0 or more.")
+        if not self.head_lr > 0:
+            raise InputError(f"head-lr is {self.head_lr}; it must be above 0.")
+        if not 0 <= self.smallest_weight < 1:
+            raise InputError(f"smallest-weight is {self.smallest_weight}; it must lie in [0, 1).")
+
+    def init(self, task: Task) -> Tensors:
+        """Start with the initial model, the same head for everybody, and no prototypes."""
+        tensors = task.initial_tensors()
+        classes, dimension = tensors["head.weight"].shape
+        return {
+            **part(tensors, "body"),
+            "heads.weight": tensors["head.weight"].expand(task.num_clients, -1, -1).contiguous(),
+            "heads.bias": tensors["head.bias"].expand(task.num_clients, -1).contiguous(),
+            "prototypes": torch.zeros(classes, dimension),
+            "known": torch.zeros(classes),
+        }
+
+    def message(self, state: Tensors, client_id: int) -> Tensors:
+        """Send the body, the client's own head, and the prototypes of the classes known so far."""
+        # A client that was not there when the heads were made gets the mean of all.
+        everybody = client_id >= len(state["heads.bias"])
+        head = {
+            f"head.{name}": (heads.mean(0) if everybody else heads[client_id]).contiguous()
+            for name, heads in (("weight", state["heads.weight"]), ("bias", state["heads.bias"]))
+        }
+        return part(state, "body", "prototypes", "known") | head
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        """Measure the features of the received body, train, and measure the prototypes."""
+        load(client.model, part(message, "body", "head"))
+        with client.timer("statistics"):
+            counts, means, squares = class_averages(client)
+            class_features, variance = combination_statistics(counts, means, squares)
+        loss = self._train_locally(client, message)
+        with client.timer("statistics"):
+            _, prototypes, _ = class_averages(client)
+        sent = model_tensors(client.model) | {
+            "prototypes": prototypes.float(),
+            "counts": counts.float(),
+            "class_features": class_features.float(),
+            "variance": variance.float(),
+        }
+        return Update(sent, client.num_samples, {"train_loss": loss})
+
+    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
+        """Average bodies by samples and prototypes by class counts; combine the heads."""
+        sums = torch.zeros(state["prototypes"].shape, dtype=torch.float64)
+        counts = torch.zeros(len(sums), dtype=torch.float64)
+        personal: dict[int, Tensors] = {}
+
+        def bodies() -> Iterator[Update]:
+            for update in updates:
+                tensors = update.tensors
+                of_client = tensors["counts"].double()
+                sums.add_(of_client[:, None] * tensors["prototypes"])
+                counts.add_(of_client)
+                kept = part(tensors, "head", "class_features", "variance")
+                personal[update.client_id] = {name: t.clone() for name, t in kept.items()}
+                yield replace(update, tensors=part(tensors, "body"))
+
+        after = weighted_mean(bodies())
+        held = counts > 0
+        fresh = (sums / counts.clamp(min=1)[:, None]).float()
+        after["prototypes"] = torch.where(held[:, None], fresh, state["prototypes"])
+        after["known"] = torch.maximum(state["known"], held.float())
+        return after | self._combine_heads(state, dict(sorted(personal.items())))
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        """Use the received body and head, as a rule after local training on a copy."""
+        load(client.model, part(message, "body", "head"))
+        if self.serve == "tuned":
+            self._train_locally(client, message)
+        return Personal(client.model)
+
+    def _train_locally(self, client: Client, message: Tensors) -> float:
+        """Train the head, then the body with its features drawn to the prototypes."""
+        model = client.model
+        if self.head_epochs:
+            sgd(
+                client,
+                model.head.parameters(),
+                cross_entropy(model),
+                epochs=self.head_epochs,
+                lr=self.head_lr,
+            )
+        prototypes = message["prototypes"].to(client.device)
+        known = message["known"].to(client.device)
+        aligns = self.lam > 0 and bool(message["known"].any())
+
+        def loss(batch: Batch) -> Tensor:
+            features = model.body(batch.images)
+            value = F.cross_entropy(model.head(features), batch.labels)
+            if aligns:
+                distances = (features - prototypes[batch.labels]).square().mean(1)
+                value = value + self.lam * (distances * known[batch.labels]).mean()
+            return value
+
+        return sgd(client, model.body.parameters(), loss)
+
+    def _combine_heads(self, state: Tensors, personal: dict[int, Tensors]) -> Tensors:
+        """Give every participant its best combination of the participants' heads."""
+        clients = list(personal)
+        features = torch.stack([t["class_features"] for t in personal.values()]).double().numpy()
+        variances = torch.stack([t["variance"] for t in personal.values()]).double().numpy()
+        weights = torch.from_numpy(
+            combination_weights(features, variances.ravel(), self.smallest_weight)
+        )
+        heads = {}
+        for name in ("weight", "bias"):
+            sent = torch.stack([t[f"head.{name}"] for t in personal.values()]).double()
+            combined = torch.tensordot(weights, sent, dims=1)
+            heads[f"heads.{name}"] = state[f"heads.{name}"].clone()
+            heads[f"heads.{name}"][clients] = combined.float()
+        return heads
+
+
+def class_averages(client: Client) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each class's count, mean feature, and mean squared norm of features.
+
+    They are those of the client's training samples under the model as it is, on the CPU in double
+    precision; zero for absent classes.
+    """
+    client.model.eval()
+    with torch.no_grad():
+        features = torch.cat(
+            [
+                client.model.body(to_input(images))
+                for images in torch.split(client.samples.images, FEATURE_BATCH)
+            ]
+        )
+    client.model.train()
+    features, labels = features.cpu().double(), client.samples.labels.cpu()
+    counts = torch.bincount(labels, minlength=client.task.num_classes)
+    divisor = counts.clamp(min=1)
+    sums = features.new_zeros(len(counts), features.shape[1]).index_add_(0, labels, features)
+    squares = features.new_zeros(len(counts)).index_add_(0, labels, features.square().sum(1))
+    return counts, sums / divisor[:, None], squares / divisor
+
+
+def combination_statistics(counts: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the bound of FedPAC needs to know of a client.
+
+    With class shares p and mean features m, these are the vectors p_c m_c, and the variance
+    (Σ_c p_c E[‖f‖² | c] - p_c² ‖m_c‖²) / n of their estimate.
+    """
+    shares = counts.double() / counts.sum()
+    class_features = shares[:, None] * means
+    variance = (shares * squares).sum() - class_features.square().sum()
+    return class_features, (variance / counts.sum()).reshape(1)
+
+
+def combination_weights(
+    class_features: Matrix, variances: Matrix, smallest_weight: float = 0.0
+) -> Matrix:
+    """Return the weights with which each client should combine all clients' heads.
+
+    Client i's weights α minimise Σ_j α_j² V_j + ‖Σ_j α_j (H_i - H_j)‖² over the simplex: the
+    variance of the combination, and its bias for client i.
+
+    Parameters
+    ----------
+    class_features
+        H, of shape (clients, classes, features).
+    variances
+        V, of shape (clients,).
+    smallest_weight
+        Smaller weights become 0; the others are scaled to sum to 1 again.
+
+    Returns
+    -------
+    ndarray of shape (clients, clients)
+        Row i has the weights of client i.
+    """
+    flat = class_features.reshape(len(class_features), -1)
+    gram = flat @ flat.T
+    diagonal = np.diag(gram)
+    weights = np.empty_like(gram)
+    for i in range(len(flat)):
+        # ⟨H_i - H_j, H_i - H_k⟩ for all pairs, out of one matrix of inner products.
+        bias = diagonal[i] - gram[i][:, None] - gram[i][None, :] + gram
+        weights[i] = minimize_on_simplex(np.diag(variances) + bias)
+    weights[weights < smallest_weight] = 0.0
+    result: Matrix = weights / weights.sum(axis=1, keepdims=True)
+    return result
+
+
+def minimize_on_simplex(matrix: Matrix) -> Matrix:
+    """Return the α >= 0 with Σ α = 1 of least αᵀPα.
+
+    A matrix that is not quite positive definite is made so by raising its eigenvalues. The optimum
+    is that of min xᵀPx/2 - Σ x over x >= 0 up to scale, which is a least-squares problem with
+    non-negative unknowns.
+    """
+    from scipy.optimize import nnls
+
+    size = len(matrix)
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    floor = max(1e-10 * float(np.abs(values).max(initial=0.0)), 1e-300)
+    roots = np.sqrt(np.maximum(values, floor))
+    # With P = AᵀA and A = diag(roots) Vᵀ, the problem is min ‖Ax - b‖ with Aᵀb = 1.
+    scale = 1 / np.sqrt(np.mean(roots**2))  # keeps the tolerances of the solver meaningful
+    solution, _ = nnls(
+        scale * roots[:, None] * vectors.T, (vectors.T @ np.ones(size)) / (scale * roots)
+    )
+    total = solution.sum()
+    uniform: Matrix = np.full(size, 1 / size)
+    result: Matrix = solution / total if total > 0 else uniform
+    return result

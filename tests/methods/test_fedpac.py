@@ -1,0 +1,199 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from pfedfda.errors import InputError
+from pfedfda.methods import Update, part, to_input
+from pfedfda.methods.fedpac import (
+    FedPAC,
+    class_averages,
+    combination_statistics,
+    combination_weights,
+    minimize_on_simplex,
+)
+from tests.methods.toy import TASK, make_client, same
+
+LABELS = [0, 1, 1, 2, 0, 1, 2]
+
+
+def random_problem(seed: int, clients: int = 7, classes: int = 3, features: int = 5):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(clients, classes, features)), random.uniform(0.01, 1, clients)
+
+
+def objective(class_features: np.ndarray, variances: np.ndarray, client: int) -> np.ndarray:
+    """The quadratic form of a client by loops over pairs of clients and classes."""
+    count, classes, _ = class_features.shape
+    matrix = np.diag(variances).astype(float)
+    for j in range(count):
+        for k in range(count):
+            for c in range(classes):
+                first = class_features[client, c] - class_features[j, c]
+                second = class_features[client, c] - class_features[k, c]
+                matrix[j, k] += first @ second
+    return matrix
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_match_a_general_solver(seed: int) -> None:
+    class_features, variances = random_problem(seed)
+    weights = combination_weights(class_features, variances)
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(1), 1)
+    for client, ours in enumerate(weights):
+        matrix = objective(class_features, variances, client)
+        found = minimize(
+            lambda a, m=matrix: a @ m @ a,
+            np.full(len(ours), 1 / len(ours)),
+            jac=lambda a, m=matrix: 2 * m @ a,
+            method="SLSQP",
+            bounds=[(0, 1)] * len(ours),
+            constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        assert ours @ matrix @ ours <= found.fun + 1e-9
+        np.testing.assert_allclose(ours, found.x, atol=1e-4)
+
+
+def test_identical_clients_get_equal_weights() -> None:
+    class_features = np.repeat(np.random.default_rng(0).normal(size=(1, 3, 5)), 4, axis=0)
+    weights = combination_weights(class_features, np.full(4, 0.3))
+    np.testing.assert_allclose(weights, 0.25, atol=1e-6)
+
+
+def test_a_client_far_from_all_others_relies_on_itself() -> None:
+    class_features, variances = random_problem(0)
+    class_features[2] += 100
+    weights = combination_weights(class_features, variances)
+    assert weights[2, 2] > 0.999
+    assert weights[[0, 1, 3, 4, 5, 6], 2].max() < 1e-3
+
+
+def test_noisy_clients_count_less() -> None:
+    class_features = np.zeros((3, 2, 4))
+    weights = combination_weights(class_features, np.array([1.0, 2.0, 4.0]))
+    np.testing.assert_allclose(weights[0], np.array([4, 2, 1]) / 7, atol=1e-6)  # ∝ 1/V
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), clients=st.integers(1, 8))
+def test_order_of_clients_does_not_matter(seed: int, clients: int) -> None:
+    class_features, variances = random_problem(seed, clients)
+    order = np.random.default_rng(seed).permutation(clients)
+    weights = combination_weights(class_features, variances)
+    shuffled = combination_weights(class_features[order], variances[order])
+    np.testing.assert_allclose(shuffled, weights[np.ix_(order, order)], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.array([[1.0, 2.0], [2.0, 1.0]]),  # an eigenvalue of -1
+        np.zeros((3, 3)),
+        np.eye(2) * 1e-30,
+        np.array([[1e12, 0.0], [0.0, 1e-12]]),
+        np.array([[1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0]]),
+        np.array([[0.5]]),
+    ],
+)
+def test_imperfect_matrices_give_points_of_the_simplex(matrix: np.ndarray) -> None:
+    weights = minimize_on_simplex(matrix)
+    assert np.isfinite(weights).all()
+    assert (weights >= 0).all()
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_tiny_weights_are_dropped() -> None:
+    class_features, variances = random_problem(3)
+    weights = combination_weights(class_features, variances, smallest_weight=0.2)
+    assert ((weights == 0) | (weights >= 0.2)).all()
+    np.testing.assert_allclose(weights.sum(1), 1)
+
+
+def test_statistics_are_moments_of_the_features() -> None:
+    client = make_client(LABELS)
+    counts, means, squares = class_averages(client)
+    features = client.model.body(to_input(client.samples.images)).detach().double()
+    labels = client.samples.labels
+    assert counts.tolist() == [2, 3, 2, 0]
+    for c in range(3):
+        torch.testing.assert_close(means[c], features[labels == c].mean(0), rtol=1e-5, atol=1e-7)
+    assert not means[3].any()
+    class_features, variance = combination_statistics(counts, means, squares)
+    # Σ_c 1[y = c] f has mean p_c m_c; the variance of its empirical mean is a trace over n.
+    stacked = torch.zeros(7, 4, 128, dtype=torch.float64)
+    stacked[torch.arange(7), labels] = features
+    torch.testing.assert_close(class_features, stacked.mean(0), rtol=1e-5, atol=1e-7)
+    spread = (stacked - stacked.mean(0)).square().sum() / 7
+    assert variance.item() == pytest.approx(spread.item() / 7, rel=1e-4)
+
+
+def make_updates(order: list[int]) -> tuple[dict, list[Update]]:
+    method = FedPAC()
+    state = method.init(TASK)
+    labels = {0: [0, 0, 1], 1: [1, 2, 2, 2], 2: [0, 1, 2, 3]}
+    updates = [
+        replace(method.train(make_client(labels[i], i), method.message(state, i)), client_id=i)
+        for i in order
+    ]
+    return state, updates
+
+
+def test_aggregation_does_not_depend_on_the_order_of_clients() -> None:
+    state, updates = make_updates([0, 1, 2])
+    first = FedPAC().aggregate(state, updates)
+    second = FedPAC().aggregate(state, updates[::-1])
+    for name in ("heads.weight", "heads.bias"):
+        assert torch.equal(first[name], second[name])  # matched by id, to the bit
+    for name in first:
+        torch.testing.assert_close(first[name], second[name])
+
+
+def test_prototypes_are_weighted_by_class_counts() -> None:
+    state, updates = make_updates([0, 1, 2])
+    after = FedPAC().aggregate(state, updates)
+    sent = [u.tensors["prototypes"] for u in updates]
+    torch.testing.assert_close(after["prototypes"][0], (2 * sent[0][0] + sent[2][0]) / 3)
+    torch.testing.assert_close(after["prototypes"][2], (3 * sent[1][2] + sent[2][2]) / 4)
+    assert after["known"].tolist() == [1, 1, 1, 1]
+    alone = FedPAC().aggregate(state, updates[:1])
+    assert alone["known"].tolist() == [1, 1, 0, 0]
+
+
+def test_each_participant_gets_its_own_combination() -> None:
+    state, updates = make_updates([0, 2])
+    after = FedPAC().aggregate(state, updates)
+    features = torch.stack([u.tensors["class_features"] for u in updates]).double().numpy()
+    variances = torch.cat([u.tensors["variance"] for u in updates]).double().numpy()
+    weights = combination_weights(features, variances, 1e-3)
+    for row, client in enumerate((0, 2)):
+        expected = sum(float(weights[row, k]) * updates[k].tensors["head.weight"] for k in range(2))
+        message = FedPAC().message(after, client)
+        torch.testing.assert_close(message["head.weight"], expected)
+    # Who was not there keeps the head it had.
+    assert same(part(FedPAC().message(after, 1), "head"), part(FedPAC().message(state, 1), "head"))
+
+
+def test_alignment_begins_when_there_are_prototypes() -> None:
+    method, without = FedPAC(lam=5.0), FedPAC(lam=0.0)
+    state = method.init(TASK)
+    message = method.message(state, 0)
+    first = method.train(make_client(LABELS), message)
+    assert same(first.tensors, without.train(make_client(LABELS), message).tensors)
+    later = message | {"known": torch.ones(4), "prototypes": torch.zeros(4, 128)}
+    drawn = method.train(make_client(LABELS), later).tensors["prototypes"]
+    free = without.train(make_client(LABELS), later).tensors["prototypes"]
+    assert drawn.norm() < free.norm()  # features are pulled to the prototypes at 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lam": -1.0}, {"head_epochs": -1}, {"head_lr": 0.0}, {"smallest_weight": 1.0}]
+)
+def test_bad_hyper_parameters(fields: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="must"):
+        FedPAC(**fields)  # type: ignore[arg-type]
