@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pfedfda.errors import InputError
@@ -61,3 +63,19 @@ def test_the_mixture_of_weights_serves() -> None:
 def test_alpha_is_a_share() -> None:
     with pytest.raises(InputError, match="alpha is 1.5"):
         APFL(alpha=1.5)
+
+
+def test_the_mixture_follows_the_trained_shared_weights() -> None:
+    """In the second step the mixture has the w of that moment, not the received one."""
+    two_steps = replace(ONE_STEP, training=replace(ONE_STEP.training, epochs=2))
+    alpha = 0.3
+    w, v = (random_weights(seed, TASK.initial_tensors()) for seed in (1, 2))
+    client = make_client(LABELS, state=dict(v), task=two_steps)
+    APFL(alpha=alpha).train(client, w)
+    other = make_client(LABELS, task=two_steps)
+    for _ in range(2):
+        mixture = {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
+        at_mixture, at_w = gradient(other, mixture), gradient(other, w)
+        v = {n: v[n] - LR * (alpha * at_mixture[n] + DECAY * v[n]) for n in v}
+        w = {n: w[n] - LR * (at_w[n] + DECAY * w[n]) for n in w}
+    assert_close(client.state, v)

@@ -1,5 +1,6 @@
 """What holds for every method; a new one is tested here by being registered."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from pfedfda.data import FederationConfig
 from pfedfda.experiment import run
-from pfedfda.methods import Method, all_methods
+from pfedfda.methods import Method, all_methods, part
 from tests.experiment.files import comparable_files
 from tests.methods.toy import TASK, make_client, same, snapshot
 
@@ -93,7 +94,7 @@ def test_small_and_one_sided_clients_train(name: str, labels: list[int]) -> None
     method = make(name)
     state = method.init(TASK)
     client = make_client(labels)
-    update = method.train(client, method.message(state, 0))
+    update = replace(method.train(client, method.message(state, 0)), client_id=0)
     after = method.aggregate(state, [update])
     tensors = [*after.values(), *client.state.values(), *update.tensors.values()]
     assert all(torch.isfinite(t).all() for t in tensors)
@@ -113,7 +114,23 @@ def test_tensors_can_be_sent_and_saved(name: str) -> None:
             assert tensor.device.type == "cpu"
             assert tensor.is_contiguous()
             assert not tensor.requires_grad
-    assert method.aggregate(state, [update]).keys() == state.keys()
+    assert method.aggregate(state, [replace(update, client_id=0)]).keys() == state.keys()
+
+
+@EVERY_METHOD
+def test_bodies_and_heads_are_averaged_by_samples(name: str) -> None:
+    """What is shared of the network is the mean weighted by training samples."""
+    method = make(name)
+    state = method.init(TASK)
+    clients = [make_client([0, 1], 0), make_client([0, 1, 2, 3, 0, 1], 1)]
+    updates = [
+        replace(method.train(c, method.message(state, c.client_id)), client_id=c.client_id)
+        for c in clients
+    ]
+    after = method.aggregate(state, updates)
+    for key in part(after, "body", "head"):
+        first, second = (u.tensors[key].double() for u in updates)
+        torch.testing.assert_close(after[key].double(), (2 * first + 6 * second) / 8)
 
 
 @EVERY_METHOD

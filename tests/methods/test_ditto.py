@@ -71,3 +71,11 @@ def test_bad_hyper_parameters() -> None:
         Ditto(mu=-1.0)
     with pytest.raises(InputError, match="personal-epochs"):
         Ditto(personal_epochs=0)
+
+
+def test_the_personal_model_has_its_own_number_of_epochs() -> None:
+    client = make_client(LABELS)
+    passes = []
+    client.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    Ditto(personal_epochs=3).train(client, TASK.initial_tensors())
+    assert len(passes) == (3 + TASK.training.epochs) * 2  # two batches an epoch

@@ -43,3 +43,11 @@ def test_fine_tuning_happens_on_a_copy(what: str) -> None:
 def test_bad_hyper_parameters() -> None:
     with pytest.raises(InputError, match="fine-tune-epochs"):
         FedBABU(fine_tune_epochs=-1)
+
+
+def test_fine_tuning_has_its_own_number_of_epochs() -> None:
+    client = make_client(LABELS)
+    passes = []
+    client.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    FedBABU(fine_tune_epochs=3).personalize(client, FedBABU().init(TASK))
+    assert len(passes) == 3 * 2  # two batches an epoch

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from pfedfda.errors import InputError
-from pfedfda.methods import Update, part, to_input
+from pfedfda.methods import Update, load, part, to_input
 from pfedfda.methods.fedpac import (
     FedPAC,
     class_averages,
@@ -16,7 +17,8 @@ from pfedfda.methods.fedpac import (
     combination_weights,
     minimize_on_simplex,
 )
-from tests.methods.toy import TASK, make_client, same
+from tests.methods.steps import DECAY, ONE_STEP, gradient
+from tests.methods.toy import TASK, make_client, parameters_of, same
 
 LABELS = [0, 1, 1, 2, 0, 1, 2]
 
@@ -175,8 +177,6 @@ def test_each_participant_gets_its_own_combination() -> None:
         expected = sum(float(weights[row, k]) * updates[k].tensors["head.weight"] for k in range(2))
         message = FedPAC().message(after, client)
         torch.testing.assert_close(message["head.weight"], expected)
-    # Who was not there keeps the head it had.
-    assert same(part(FedPAC().message(after, 1), "head"), part(FedPAC().message(state, 1), "head"))
 
 
 def test_alignment_begins_when_there_are_prototypes() -> None:
@@ -197,3 +197,101 @@ def test_alignment_begins_when_there_are_prototypes() -> None:
 def test_bad_hyper_parameters(fields: dict[str, float]) -> None:
     with pytest.raises(InputError, match="must"):
         FedPAC(**fields)  # type: ignore[arg-type]
+
+
+def test_thinly_spread_weights_survive_the_threshold() -> None:
+    weights = combination_weights(np.zeros((5, 1, 2)), np.ones(5), smallest_weight=0.3)
+    assert np.isfinite(weights).all()
+    np.testing.assert_allclose(weights.sum(1), 1)
+
+
+def test_head_and_body_take_turns() -> None:
+    client = make_client(LABELS)
+    history = []
+    record = lambda *_: history.append(  # noqa: E731
+        (parameters_of(client.model.body), parameters_of(client.model.head))
+    )
+    method = FedPAC(head_epochs=2)
+    message = method.message(method.init(TASK), 0)
+    load(client.model, part(message, "body", "head"))
+    client.model.body.register_forward_pre_hook(record)
+    method._train_locally(client, message)
+    record()
+    body_moves = [not same(a[0], b[0]) for a, b in itertools.pairwise(history)]
+    head_moves = [not same(a[1], b[1]) for a, b in itertools.pairwise(history)]
+    assert head_moves == [True] * 4 + [False] * 4  # two batches an epoch, two epochs each
+    assert body_moves == [False] * 4 + [True] * 4
+
+
+def test_the_head_has_its_own_learning_rate() -> None:
+    """One head step by hand; the body's step size is so small that it stays."""
+    task = replace(ONE_STEP, training=replace(ONE_STEP.training, lr=1e-12))
+    client = make_client(LABELS, task=task)
+    method = FedPAC(head_lr=0.1)
+    start = task.initial_tensors()
+    method.train(client, method.message(method.init(task), 0))
+    g = gradient(make_client(LABELS, task=task), start)["head.weight"]
+    expected = start["head.weight"] - 0.1 * (g + DECAY * start["head.weight"])
+    torch.testing.assert_close(client.model.head.weight.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_are_those_of_the_received_model() -> None:
+    method = FedPAC()
+    message = method.message(method.init(TASK), 0)
+    sent = method.train(make_client(LABELS), message).tensors
+    before = class_averages(make_client(LABELS))
+    class_features, variance = combination_statistics(*before)
+    torch.testing.assert_close(
+        sent["class_features"].double(), class_features, rtol=1e-5, atol=1e-7
+    )
+    torch.testing.assert_close(sent["variance"].double(), variance, rtol=1e-5, atol=1e-9)
+    assert not torch.allclose(
+        sent["prototypes"].double(), before[1]
+    )  # these are of the trained one
+
+
+def test_the_penalty_is_the_mean_squared_distance() -> None:
+    """The mean loss of a step that hardly moves is the cross-entropy plus λ times the distance."""
+    task = replace(ONE_STEP, training=replace(ONE_STEP.training, lr=1e-12))
+    known = torch.tensor([1.0, 0.0, 1.0, 1.0])  # class 1 has no prototype yet
+    prototypes = torch.randn(4, 128)
+    method = FedPAC(lam=3.0, head_epochs=0)
+    message = method.message(method.init(task), 0) | {"known": known, "prototypes": prototypes}
+    client = make_client(LABELS, task=task)
+    loss = method.train(client, message).metrics["train_loss"]
+    features = client.model.body(to_input(client.samples.images)).detach()
+    labels = client.samples.labels
+    ordinary = torch.nn.functional.cross_entropy(client.model.head(features), labels)
+    squared = ((features - prototypes[labels]) ** 2).sum(1) / 128 * (labels != 1)
+    assert loss == pytest.approx((ordinary + 3.0 * squared.mean()).item(), rel=1e-4)
+
+
+def test_a_class_that_nobody_shows_keeps_its_prototype() -> None:
+    state, updates = make_updates([0, 1, 2])
+    first = FedPAC().aggregate(state, updates)
+    second = FedPAC().aggregate(first, updates[:1])  # holds the classes 0 and 1 only
+    assert torch.equal(second["prototypes"][2:], first["prototypes"][2:])
+    assert second["known"].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("serve", ["combined", "tuned"])
+def test_what_serves(serve: str) -> None:
+    method = FedPAC(serve=serve)  # type: ignore[arg-type]
+    message = method.message(method.init(TASK), 0)
+    model = method.personalize(make_client(LABELS), message).model
+    served = {name: t.contiguous() for name, t in parameters_of(model).items()}
+    assert same(served, part(message, "body", "head")) == (serve == "combined")
+
+
+def test_newcomers_get_the_mean_head_of_those_who_took_part() -> None:
+    state, updates = make_updates([0, 2])
+    after = FedPAC().aggregate(state, updates)
+    expected = after["heads.weight"][[0, 2]].mean(0)
+    for newcomer in (1, 99):
+        torch.testing.assert_close(FedPAC().message(after, newcomer)["head.weight"], expected)
+
+
+def test_updates_must_name_their_client() -> None:
+    state, updates = make_updates([0])
+    with pytest.raises(ValueError, match="which client"):
+        FedPAC().aggregate(state, [replace(updates[0], client_id=-1)])

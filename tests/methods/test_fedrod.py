@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from pfedfda.methods import to_input
 from pfedfda.methods.fedrod import FedRoD, _log_counts, balanced_softmax_loss
-from tests.methods.steps import assert_close
+from tests.methods.steps import DECAY, LR, ONE_STEP, assert_close
 from tests.methods.toy import TASK, make_client, parameters_of, same
 
 LABELS = [0, 1, 1, 2, 0, 1, 2]  # class 3 is absent
@@ -59,3 +60,30 @@ def test_the_sum_of_logits_serves() -> None:
     torch.testing.assert_close(model.head(features), generic + own, rtol=1e-4, atol=1e-5)
     body = {f"body.{n}": t.contiguous() for n, t in parameters_of(model.body).items()}
     assert_close(body, {n: t for n, t in start.items() if n.startswith("body")})
+
+
+def test_one_step_by_hand() -> None:
+    """The generic part descends the balanced loss, the personal head that of the summed logits."""
+    client = make_client(LABELS, state=dict(HEAD), task=ONE_STEP)
+    start = ONE_STEP.initial_tensors()
+    sent = FedRoD().train(client, start).tensors
+    other = make_client(LABELS, task=ONE_STEP)
+    features = other.model.body(to_input(other.samples.images)).detach()
+    labels = other.samples.labels
+    shares = np.array([2.0, 3.0, 2.0])
+
+    def head_gradient(logits: torch.Tensor, present: int) -> torch.Tensor:
+        posterior = logits[:, :present].softmax(1)
+        posterior[torch.arange(len(labels)), labels] -= 1
+        return posterior.T @ features / len(labels)
+
+    generic = features @ start["head.weight"].T + start["head.bias"]
+    balanced = generic[:, :3] + torch.tensor(np.log(shares), dtype=torch.float32)
+    g = torch.cat([head_gradient(balanced, 3), torch.zeros(1, 128)])
+    expected = start["head.weight"] - LR * (g + DECAY * start["head.weight"])
+    torch.testing.assert_close(sent["head.weight"], expected, rtol=1e-4, atol=1e-6)
+
+    summed = generic + features @ HEAD["personal.weight"].T + HEAD["personal.bias"]
+    g = head_gradient(summed, 4)
+    expected = HEAD["personal.weight"] - LR * (g + DECAY * HEAD["personal.weight"])
+    torch.testing.assert_close(client.state["personal.weight"], expected, rtol=1e-4, atol=1e-6)

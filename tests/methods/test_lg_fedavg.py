@@ -22,7 +22,7 @@ def test_only_the_upper_layers_cross(shared: str) -> None:
 
 
 def test_lower_layers_differ_between_clients_and_upper_ones_do_not() -> None:
-    method = LGFedAvg()
+    method = LGFedAvg(shared="dense")
     state = method.init(TASK)
     clients = [make_client([0, 1, 0, 1], 0), make_client([2, 3, 2, 3], 1)]
     after = method.aggregate(state, [method.train(c, state) for c in clients])

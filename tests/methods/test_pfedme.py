@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,3 +58,21 @@ def test_the_server_moves() -> None:
 def test_bad_hyper_parameters(fields: dict[str, float]) -> None:
     with pytest.raises(InputError, match="must"):
         PFedMe(**fields)  # type: ignore[arg-type]
+
+
+def test_two_passes_by_hand() -> None:
+    """θ goes on from where it was, w follows after each batch, and inner steps have no momentum."""
+    training = replace(ONE_STEP.training, epochs=2, momentum=0.5)
+    task = replace(ONE_STEP, training=training)
+    method = PFedMe(lam=5.0, inner_steps=2, personal_lr=0.05)
+    w = random_weights(1, TASK.initial_tensors())
+    client = make_client(LABELS, task=task)
+    sent = method.train(client, w).tensors
+    theta, other = dict(w), make_client(LABELS, task=task)
+    for _ in range(2):
+        for _ in range(2):
+            g = gradient(other, theta)
+            theta = {n: t - 0.05 * (g[n] + 5.0 * (t - w[n]) + DECAY * t) for n, t in theta.items()}
+        w = {n: w[n] - LR * 5.0 * (w[n] - theta[n]) for n in w}
+    assert_close(client.state, theta)
+    assert_close(sent, w)

@@ -68,7 +68,7 @@ class APFL(FedAvg):
         return Update(model_tensors(client.model), client.num_samples, metrics)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
-        """Use the mixture of v with the received w; a client without v trains it now."""
+        """Use the mixture of v with the received w; a client without v trains it from the start."""
         if not client.state:
             self.train(client, message)
         own = client.state

@@ -55,8 +55,9 @@ class FedPAC(Method):
     smallest_weight
         Weights below this are left out of a combination of heads.
     serve
-        What a client uses: tuned (its model after local training on the received body and head, as
-        the method's algorithm ends) or combined (the received body and head as they are).
+        What a client uses: tuned (its model after local training on the received body and head,
+        like the second of the two accuracies that the authors' program reports) or combined (the
+        received body and head as they are).
     """
 
     name: ClassVar[str] = "fedpac"
@@ -97,18 +98,22 @@ class FedPAC(Method):
             **part(tensors, "body"),
             "heads.weight": tensors["head.weight"].expand(task.num_clients, -1, -1).contiguous(),
             "heads.bias": tensors["head.bias"].expand(task.num_clients, -1).contiguous(),
+            "heads.seen": torch.zeros(task.num_clients),
             "prototypes": torch.zeros(classes, dimension),
             "known": torch.zeros(classes),
         }
 
     def message(self, state: Tensors, client_id: int) -> Tensors:
         """Send the body, the client's own head, and the prototypes of the classes known so far."""
-        # A client that was not there when the heads were made gets the mean of all.
-        everybody = client_id >= len(state["heads.bias"])
-        head = {
-            f"head.{name}": (heads.mean(0) if everybody else heads[client_id]).contiguous()
-            for name, heads in (("weight", state["heads.weight"]), ("bias", state["heads.bias"]))
-        }
+        seen = state["heads.seen"] > 0
+        has_own = client_id < len(seen) and bool(seen[client_id])
+        head = {}
+        for name in ("weight", "bias"):
+            heads = state[f"heads.{name}"]
+            if has_own:
+                head[f"head.{name}"] = heads[client_id].clone()
+            else:  # who has never taken part gets the mean of those who have, if there are any
+                head[f"head.{name}"] = (heads[seen] if bool(seen.any()) else heads[:1]).mean(0)
         return part(state, "body", "prototypes", "known") | head
 
     def train(self, client: Client, message: Tensors) -> Update:
@@ -186,12 +191,16 @@ class FedPAC(Method):
     def _combine_heads(self, state: Tensors, personal: dict[int, Tensors]) -> Tensors:
         """Give every participant its best combination of the participants' heads."""
         clients = list(personal)
+        if min(clients) < 0:
+            raise ValueError("an update does not say which client it is from")
         features = torch.stack([t["class_features"] for t in personal.values()]).double().numpy()
         variances = torch.stack([t["variance"] for t in personal.values()]).double().numpy()
         weights = torch.from_numpy(
             combination_weights(features, variances.ravel(), self.smallest_weight)
         )
-        heads = {}
+        seen = state["heads.seen"].clone()
+        seen[clients] = 1.0
+        heads = {"heads.seen": seen}
         for name in ("weight", "bias"):
             sent = torch.stack([t[f"head.{name}"] for t in personal.values()]).double()
             combined = torch.tensordot(weights, sent, dims=1)
@@ -227,7 +236,8 @@ def combination_statistics(counts: Tensor, means: Tensor, squares: Tensor) -> tu
     """Return what the bound of FedPAC needs to know of a client.
 
     With class shares p and mean features m, these are the vectors p_c m_c, and the variance
-    (Σ_c p_c E[‖f‖² | c] - p_c² ‖m_c‖²) / n of their estimate.
+    (Σ_c p_c E[‖f‖² | c] - p_c² ‖m_c‖²) / n of their estimate. As in the authors' program it is the
+    plain one, which is 0 for a single sample.
     """
     shares = counts.double() / counts.sum()
     class_features = shares[:, None] * means
@@ -258,6 +268,7 @@ def combination_weights(
         Row i has the weights of client i.
     """
     flat = class_features.reshape(len(class_features), -1)
+    flat = flat - flat.mean(axis=0)  # differences do not change, but keep their digits
     gram = flat @ flat.T
     diagonal = np.diag(gram)
     weights = np.empty_like(gram)
@@ -265,7 +276,9 @@ def combination_weights(
         # ⟨H_i - H_j, H_i - H_k⟩ for all pairs, out of one matrix of inner products.
         bias = diagonal[i] - gram[i][:, None] - gram[i][None, :] + gram
         weights[i] = minimize_on_simplex(np.diag(variances) + bias)
-    weights[weights < smallest_weight] = 0.0
+    # The largest weight of a row stays, however small: many similar clients share it out thinly.
+    kept = (weights >= smallest_weight) | (weights == weights.max(axis=1, keepdims=True))
+    weights[~kept] = 0.0
     result: Matrix = weights / weights.sum(axis=1, keepdims=True)
     return result
 

@@ -4,7 +4,8 @@ P. P. Liang et al., "Think Locally, Act Globally: Federated Learning with Local 
 Representations", NeurIPS 2019 workshop on federated learning (arXiv 2001.01523, 2020).
 
 It is the other way round than FedRep: the lower layers, which see the images, stay at the client,
-and the upper layers are averaged.
+and the upper layers are averaged. All start from the common initial weights; the authors start from
+a model that FedAvg has trained.
 """
 
 from collections.abc import Iterable
@@ -36,18 +37,18 @@ class LGFedAvg(Method):
     Parameters
     ----------
     shared
-        Which layers are shared: dense (all fully connected ones, as in the authors' experiments
-        with convolutional networks) or head (the last one alone).
+        Which layers are shared: head (the last one alone, as in other comparisons on these
+        networks) or dense (all fully connected ones).
     """
 
     name: ClassVar[str] = "lg-fedavg"
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
     year: ClassVar[int] = 2020
-    down: ClassVar[tuple[str, ...]] = ("body", "head")
-    up: ClassVar[tuple[str, ...]] = ("body", "head")
+    down: ClassVar[tuple[str, ...]] = ("head",)
+    up: ClassVar[tuple[str, ...]] = ("head",)
 
-    shared: Literal["dense", "head"] = "dense"
+    shared: Literal["head", "dense"] = "head"
 
     def init(self, task: Task) -> Tensors:
         """Return the initial upper layers."""
