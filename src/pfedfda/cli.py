@@ -15,15 +15,24 @@ from rich.console import Console
 from rich.table import Table
 
 import pfedfda
-from pfedfda.data import PARTITIONS
+from pfedfda.data import FEDERATIONS, PARTITIONS, SOURCES, FederationConfig, prepare
+from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError, PfedfdaError, unknown
 from pfedfda.experiment.api import compare_config, run_config
-from pfedfda.experiment.config import GROUPS, Config, read_config
+from pfedfda.experiment.config import (
+    GROUPS,
+    Config,
+    change,
+    make_config,
+    named_federation,
+    read_config,
+)
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
 from pfedfda.experiment.rounds import InterruptedRunError
 from pfedfda.methods import all_methods, expand_names, find_method
-from pfedfda.report.table import build_table
+from pfedfda.report.federation import draw_figures, summary_table
+from pfedfda.report.table import build_new_clients_table, build_table
 
 USAGE = """\
 usage: pfedfda COMMAND [options]
@@ -34,6 +43,7 @@ commands:
   run          run one method on a federation
   compare      run several methods on one federation and print one table
   personalize  make a personal model for new images from a finished run
+  data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
   datasets     list the sources of images and the partitions
 
@@ -47,6 +57,10 @@ examples:
 
 CONFIG_HELP = (
     "A configuration file, such as the config.toml of an earlier run; other options override it."
+)
+FEDERATION_HELP = (
+    "One of the paper's federations, e.g. cifar10-s, with its settings (pfedfda datasets lists "
+    "them); other options override it."
 )
 METHODS_HELP = "Methods by name; all stands for every method."
 METHOD_HELP = "The method by name, or a Python file that registers one."
@@ -79,6 +93,7 @@ def _dispatch(words: list[str]) -> int:
         "run": _run,
         "compare": _compare,
         "personalize": _personalize,
+        "data": _data,
         "methods": _methods,
         "datasets": _datasets,
     }
@@ -99,9 +114,17 @@ def _run(words: list[str]) -> int:
     with choose_observer(quiet) as observer:
         result = run_config(config, observer)
     if not quiet:
-        Console().print(build_table([result.summary]))
+        _print_tables([result.summary])
     print(result.folder)
     return 0
+
+
+def _print_tables(summaries: list[dict[str, Any]]) -> None:
+    console = Console()
+    console.print(build_table(summaries))
+    new_clients = build_new_clients_table(summaries)
+    if new_clients is not None:
+        console.print(new_clients)
 
 
 def _compare(words: list[str]) -> int:
@@ -110,7 +133,7 @@ def _compare(words: list[str]) -> int:
     with choose_observer(quiet) as observer:
         comparison = compare_config(config, observer)
     if not quiet:
-        Console().print(build_table([result.summary for result in comparison.results]))
+        _print_tables([result.summary for result in comparison.results])
     print(comparison.folder)
     return 0
 
@@ -160,6 +183,49 @@ def _personalize(words: list[str]) -> int:
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class ShowOptions:
+    """Prepare a federation, print its sizes, and draw what its clients hold.
+
+    Parameters
+    ----------
+    name
+        One of the paper's federations, e.g. cifar10-s; without it the options say what to show.
+    figures
+        The folder for the figures; by default figures/NAME.
+    federation
+        The federation; these options override those of the name.
+    """
+
+    name: tyro.conf.Positional[str | None] = None
+    figures: Path | None = None
+    federation: Annotated[FederationConfig, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=FederationConfig
+    )
+
+
+def _data(words: list[str]) -> int:
+    """Show a federation."""
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: pfedfda data show [NAME] [options]\n\n'pfedfda data show --help' tells more.")
+        return 0
+    if words[0] != "show":
+        raise unknown("command", f"data {words[0]}", ["data show"])
+    name = words[1] if len(words) > 1 and not words[1].startswith("-") else None
+    base = make_config({}, name).federation
+    default = ShowOptions(name, None, base)
+    options = _parse_quietly(ShowOptions, "pfedfda data show", words[1:], default=default)
+    with choose_observer(quiet=False) as observer:
+        federation = prepare(options.federation, progress=observer.preparing)
+    Console().print(summary_table(federation))
+    label = name or Path(options.federation.source).stem
+    folder = options.figures or Path("figures") / label
+    photos = frost_photos(options.federation.data_dir)
+    for path in draw_figures(federation, folder, photos):
+        print(path)
+    return 0
+
+
 def _methods(words: list[str]) -> int:
     """List the methods."""
     _refuse_arguments("methods", words, "Lists the methods and their hyper-parameters.")
@@ -177,18 +243,18 @@ def _methods(words: list[str]) -> int:
 def _datasets(words: list[str]) -> int:
     """List the sources of images and the partitions."""
     _refuse_arguments("datasets", words, "Lists the sources of images and the partitions.")
-    sources = Table(title="--source", title_justify="left")
-    for heading in ("name", "what it is"):
-        sources.add_column(heading, overflow="fold")
-    sources.add_row("digits", "1,797 handwritten digits, 28×28 grey, ten classes; always there")
-    sources.add_row("FOLDER", "your images as class/image.png, or client/class/image.png")
-    sources.add_row("FILE.npz", "arrays images (uint8) and labels, optionally clients, class_names")
-    partitions = Table(title="--partition", title_justify="left")
-    for heading in ("name", "who gets what"):
-        partitions.add_column(heading, overflow="fold")
-    for name, text in PARTITIONS.items():
-        partitions.add_row(name, text)
-    Console().print(sources, partitions)
+    federations = {name: text for name, (text, _) in FEDERATIONS.items()}
+    for option, what, rows in (
+        ("--federation", "the paper's federations", federations),
+        ("--source", "where the images come from", SOURCES),
+        ("--partition", "who gets what", PARTITIONS),
+    ):
+        table = Table(title=option, title_justify="left")
+        table.add_column("name", no_wrap=True)
+        table.add_column(what, overflow="fold")
+        for name, text in rows.items():
+            table.add_row(name, text)
+        Console().print(table)
     return 0
 
 
@@ -209,10 +275,13 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     base = Config({})
     if path := _value_of("--config", words):
         base = read_config(Path(path[-1]))
+    named = _value_of("--federation", words)
+    if named:
+        base = change(base, named_federation(named[-1]))
     plural = command == "compare"
     flag = "--methods" if plural else "--method"
-    named = _value_of(flag, words) or list(base.methods) or (["all"] if plural else ["fedavg"])
-    names = expand_names(named) if plural else named[-1:]
+    asked = _value_of(flag, words) or list(base.methods) or (["all"] if plural else ["fedavg"])
+    names = expand_names(asked) if plural else asked[-1:]
     defaults = {name: base.methods.get(name) or find_method(name)() for name in names}
 
     def option(kind: Any, text: str) -> Any:
@@ -223,6 +292,7 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
         fields.append(("methods", option(tuple[str, ...], METHODS_HELP), tuple(names)))
     else:
         fields.append(("method", option(str, METHOD_HELP), names[0]))
+    fields.append(("federation_name", _renamed(str | None, "federation", FEDERATION_HELP), None))
     quiet = Annotated[bool, tyro.conf.FlagCreatePairsOff]
     fields.append(("quiet", option(quiet, "Print nothing but the path of the results."), False))
     for group, kind in GROUPS.items():
@@ -240,6 +310,11 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     return Config(methods, **groups), parsed.quiet
 
 
+def _renamed(kind: Any, name: str, text: str) -> Any:
+    """Return the type of an option whose name is not that of its field."""
+    return Annotated[kind, tyro.conf.arg(name=name, help=text)]
+
+
 def _about(command: str) -> str:
     if command == "run":
         return (
@@ -253,13 +328,19 @@ def _about(command: str) -> str:
 
 
 def _parse_quietly(
-    options: type[Any], program: str, words: list[str], about: str | None = None
+    options: type[Any],
+    program: str,
+    words: list[str],
+    about: str | None = None,
+    default: Any = tyro.MISSING,
 ) -> Any:
     """Parse with tyro, and turn its framed error messages into one sentence."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(options, prog=program, args=words, description=about)
+            if default is tyro.MISSING:
+                return tyro.cli(options, prog=program, args=words, description=about)
+            return tyro.cli(options, prog=program, args=words, description=about, default=default)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

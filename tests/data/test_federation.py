@@ -71,7 +71,7 @@ def test_extreme_scarcity_has_the_asked_number_of_training_samples(tmp_path: Pat
 
 def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(CONFIG, cache=tmp_path)
-    monkeypatch.setattr(federation, "_write", lambda *_: pytest.fail("prepared twice"))
+    monkeypatch.setattr(federation, "store", lambda *_: pytest.fail("prepared twice"))
     assert prepare(CONFIG, cache=tmp_path) == first
 
 

@@ -5,7 +5,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pfedfda.data.sources import DEFAULT_SIZES, ImageSet, open_source
+from pfedfda.data.catalogue import open_source
+from pfedfda.data.decoding import DEFAULT_SIZES
+from pfedfda.data.sources import ImageSet
 from pfedfda.errors import InputError
 from tests.conftest import write_image
 

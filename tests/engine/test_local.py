@@ -1,10 +1,11 @@
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -230,6 +231,26 @@ def test_window_bounds_what_waits(
     monkeypatch.setattr(local_engine, "MAX_WAITING_BYTES", 1)
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
         assert len(run(engine, "slow first", ClientStates(tmp_path))) == 6
+
+
+def test_a_worker_that_starts_late_misses_nothing(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds with one client are over before the second worker has looked at them."""
+
+    class SlowStart(local_engine.ClientRunner):
+        def __init__(self, *arguments: Any) -> None:
+            if multiprocessing.current_process().name.endswith("1"):
+                time.sleep(0.5)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(local_engine, "ClientRunner", SlowStart)
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        for clients in ([0], [1], range(6)):
+            outcomes = engine.train(
+                Scripted("pids"), {"w": torch.ones(1)}, clients, 1, ClientStates(tmp_path)
+            )
+            assert len(list(outcomes)) == len(clients)
 
 
 def test_spawned_workers_give_the_same(

@@ -213,3 +213,41 @@ def test_fedavg_learns_the_digits(tmp_path: Path) -> None:
         output=tmp_path, quiet=True,
     )  # fmt: skip
     assert result.mean_accuracy > 0.85
+
+
+def test_new_clients_never_train_and_are_evaluated_at_the_end(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    def go(workers: int) -> Path:
+        return run(
+            "local", tiny_config, rounds=3, new_clients=0.5, workers=workers,
+            output=tmp_path / str(workers), quiet=True,
+        ).folder  # fmt: skip
+
+    folder = go(0)
+    trained = sorted(p.stem for p in (folder / "checkpoint" / "clients").rglob("*.safetensors"))
+    assert trained == ["000000", "000001", "000002"]
+    rows = list(csv.DictReader((folder / "clients.csv").read_text().splitlines()))
+    assert [int(row["client"]) for row in rows] == [0, 1, 2]
+    rows = list(csv.DictReader((folder / "new_clients.csv").read_text().splitlines()))
+    assert {int(row["client"]) for row in rows} == {3, 4, 5}
+    assert len({row["condition"] for row in rows}) == 11
+    summary = json.loads((folder / "summary.json").read_text())
+    clean = [float(row["accuracy"]) for row in rows if row["condition"] == "clean"]
+    assert summary["new_clients"]["clean"]["mean_accuracy"] == pytest.approx(sum(clean) / 3)
+    assert comparable_files(folder) == comparable_files(go(2))
+    with pytest.raises(InputError, match="new-clients is 1"):
+        run("local", tiny_config, new_clients=1.0, output=tmp_path)
+
+
+def test_shifted_clients_are_named_in_the_results(tmp_path: Path) -> None:
+    federation = FederationConfig(clients=6, alpha=5.0, shift="paper")
+    folder = run("fedavg", federation, rounds=1, workers=0, output=tmp_path, quiet=True).folder
+    assert folder.name == "digits-s-fedavg"
+    rows = list(csv.DictReader((folder / "clients.csv").read_text().splitlines()))
+    assert [row["corruption"] for row in rows[:3]] == [
+        "gaussian_noise",
+        "shot_noise",
+        "impulse_noise",
+    ]
+    assert [row["severity"] for row in rows[3:]] == ["0", "0", "0"]

@@ -1,22 +1,28 @@
 """Images and who holds them: sources, partitions, and the federations they make."""
 
+from pfedfda.data.catalogue import FEDERATIONS, SOURCES, open_source
+from pfedfda.data.corruptions import CORRUPTIONS, corrupt
 from pfedfda.data.federation import (
     PARTITIONS,
     ClientData,
     Federation,
     FederationConfig,
-    default_cache,
     prepare,
 )
-from pfedfda.data.sources import ImageSet, Source, open_source
+from pfedfda.data.sources import ImageSet, Source
+from pfedfda.data.store import default_cache
 
 __all__ = [
+    "CORRUPTIONS",
+    "FEDERATIONS",
     "PARTITIONS",
+    "SOURCES",
     "ClientData",
     "Federation",
     "FederationConfig",
     "ImageSet",
     "Source",
+    "corrupt",
     "default_cache",
     "open_source",
     "prepare",

@@ -9,10 +9,8 @@ is a slice and costs nothing until it is read.
 import hashlib
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedfda.data import partition
-from pfedfda.data.sources import ImageSet, open_source
+from pfedfda.data.catalogue import open_source
+from pfedfda.data.corruptions import corrupt
+from pfedfda.data.hub import data_folder
+from pfedfda.data.shift import Shift, ShiftName, assign_shift, frost_photos
+from pfedfda.data.sources import ImageSet
+from pfedfda.data.store import default_cache, store
 from pfedfda.errors import InputError
 from pfedfda.seeding import numpy_generator
 
-FORMAT = 1
-PartitionName = Literal["auto", "iid", "dirichlet", "client-dirichlet", "shards", "group"]
+FORMAT = 2
+SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
+PartitionName = Literal[
+    "auto", "iid", "dirichlet", "client-dirichlet", "shards", "group", "group-dirichlet"
+]
 PARTITIONS: dict[str, str] = {
     "iid": "the same distribution for everyone",
     "dirichlet": "each class split over the clients by Dirichlet(alpha) shares (the paper's)",
     "client-dirichlet": "a Dirichlet(alpha) class mix and a fixed number of samples a client",
     "shards": "exactly k classes a client",
     "group": "one client for each group of the source, such as a writer or a folder",
+    "group-dirichlet": "several clients for each group, its samples split as by dirichlet",
 }
 PrepareProgress = Callable[[str, int, int], None]
 
@@ -45,15 +52,21 @@ class FederationConfig:
     Parameters
     ----------
     source
-        Where the images come from: digits, or the path of a folder (class/image.png or
-        client/class/image.png) or of an .npz file with images and labels.
+        Where the images come from: digits, a dataset such as cifar10 or hub:OWNER/NAME (pfedfda
+        datasets lists them), or the path of a folder (class/image.png or client/class/image.png) or
+        of an .npz file with images and labels.
+    data_dir
+        The folder with local copies of datasets of the Hub, in the Hub's layout; by default what
+        the variable PFEDFDA_DATA names. What is not there comes from the Hub.
+    image_column, label_column, group_column
+        Columns of a dataset of the Hub, where they cannot be told by their types.
     image_size
         Scale all images to squares of this many pixels; the source's own size if not given.
     partition
         How samples are dealt to clients: iid, dirichlet (over clients for each class, the paper's),
         client-dirichlet (fixed number of samples a client), shards (k classes a client), or group
-        (one client for each group of the source). auto is group where the source has groups,
-        otherwise dirichlet.
+        (one client for each group of the source), or group-dirichlet (several clients for each
+        group). auto is group where the source has groups, otherwise dirichlet.
     clients
         The number of clients; for partition group, how many groups to use (default: all).
     alpha
@@ -65,17 +78,28 @@ class FederationConfig:
         Training samples of each client, for partition client-dirichlet.
     classes_per_client
         Classes of each client, for partition shards.
+    clients_per_group
+        Clients of each group, for partition group-dirichlet.
     train_share
         The share of each client's samples used for training; the rest is for testing.
     train_fraction
         The fraction of each client's training samples that is kept: 1, 0.75, 0.5, 0.25 in the
         paper. Test samples are not affected.
+    shift
+        Corrupt the images of the first half of the clients: none, paper (different
+        corruption-severity pairs), or released (the ten pairs of the authors' program).
+    shift_table
+        A CSV file with the columns client, corruption, severity, in place of a named shift.
     partition_seed
-        Determines the partition, the split and the fraction; 42 gives the authors' released
-        partitions.
+        Determines the partition, the split, the fraction and the corruptions; 42 gives the authors'
+        released partitions.
     """
 
     source: str = "digits"
+    data_dir: Path | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
     image_size: int | None = None
     partition: PartitionName = "auto"
     clients: int | None = None
@@ -83,8 +107,11 @@ class FederationConfig:
     min_samples: int | None = None
     samples: int = 50
     classes_per_client: int = 2
+    clients_per_group: int = 4
     train_share: float = 0.8
     train_fraction: float = 1.0
+    shift: ShiftName = "none"
+    shift_table: Path | None = None
     partition_seed: int = 42
 
     def __post_init__(self) -> None:
@@ -100,6 +127,12 @@ class FederationConfig:
             )
         if self.samples < 1:
             raise InputError(f"The number of samples a client is {self.samples}; it must be >= 1.")
+        if self.clients_per_group < 1:
+            raise InputError(
+                f"clients-per-group is {self.clients_per_group}; it must be at least 1."
+            )
+        if self.shift != "none" and self.shift_table is not None:
+            raise InputError("Give either a shift or a shift-table, not both.")
         if not 0 < self.train_share < 1:
             raise InputError(f"train-share is {self.train_share}; it must lie between 0 and 1.")
         if not 0 < self.train_fraction <= 1:
@@ -176,6 +209,12 @@ class Federation:
         """The name of every client: its group's, or its number."""
         return [str(name) for name in self.index["names"]]
 
+    @property
+    def attributes(self) -> dict[str, list[Any]]:
+        """What is known of every client: its domain, its corruption and the severity, if any."""
+        attributes: dict[str, list[Any]] = self.index["attributes"]
+        return attributes
+
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         sizes = self.train_sizes + self.test_sizes
@@ -212,13 +251,6 @@ class Federation:
         )
 
 
-def default_cache() -> Path:
-    """Return the folder for prepared federations; the variable ``PFEDFDA_CACHE`` overrides it."""
-    if folder := os.environ.get("PFEDFDA_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfedfda"
-
-
 def prepare(
     config: FederationConfig,
     cache: Path | None = None,
@@ -226,21 +258,29 @@ def prepare(
 ) -> Federation:
     """Return the federation that a configuration describes, making it if it is not there yet.
 
-    It is written into a temporary folder beside its place and then renamed, which is atomic: of two
-    processes that prepare the same federation at once, one wins and both get the same bytes.
-
     Parameters
     ----------
     config
-        Source, partition, split and seed.
+        Source, partition, split, shift and seed.
     cache
         The folder for prepared federations, `default_cache` when None.
     progress
         Called with a description, the number done and the number in all during long steps.
     """
-    source = open_source(config.source, config.image_size)
-    settings = {k: v for k, v in asdict(config).items() if k not in ("source", "image_size")}
-    determined_by = {"format": FORMAT, "source": source.key(), "settings": settings}
+    columns = {
+        name: value for name in SOURCE_COLUMNS if (value := getattr(config, name)) is not None
+    }
+    source = open_source(config.source, config.image_size, config.data_dir, columns)
+    of_source = ("source", "image_size", "data_dir", "shift_table", *SOURCE_COLUMNS)
+    settings = {name: v for name, v in asdict(config).items() if name not in of_source}
+    frost = _frost_folder(config)
+    determined_by = {
+        "format": FORMAT,
+        "source": source.key(),
+        "settings": settings,
+        "shift_table": _content(config.shift_table),
+        "frost": None if frost is None else sorted(f.name for f in frost.iterdir()),
+    }
     key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
     root = cache or default_cache()
     target = root / "federations" / key
@@ -252,40 +292,74 @@ def prepare(
         return None if progress is None else lambda done, total: progress(step, done, total)
 
     image_set = source.load(report("reading images"))
-    names, parts = _deal(config, image_set, report("drawing a partition"))
+    names, parts, attributes = _deal(config, image_set, report("drawing a partition"))
     order, train_sizes, test_sizes = _split(config, parts)
+    shifts = assign_shift(config.shift, config.shift_table, len(parts))
+    if shifts:
+        attributes["corruption"] = [
+            shifts[c].corruption if c in shifts else "" for c in range(len(parts))
+        ]
+        attributes["severity"] = [
+            shifts[c].severity if c in shifts else 0 for c in range(len(parts))
+        ]
     index = {
         "format": FORMAT,
-        "config": asdict(config),
+        "config": {**asdict(config), "data_dir": None, "shift_table": None},
         "shape": image_set.images.shape[1:],
         "class_names": image_set.class_names,
         "names": names,
         "train": train_sizes,
         "test": test_sizes,
+        "attributes": attributes,
     }
-    _write(target, image_set, order, index)
+
+    def write(folder: Path) -> None:
+        photos = frost_photos(config.data_dir) if shifts else None
+        _write_images(folder, image_set, order, index, shifts, photos, report("writing images"))
+        np.save(folder / "labels.npy", image_set.labels[order])
+        (folder / "index.json").write_text(json.dumps(index))
+
+    store(target, write, lambda: _is_complete(Federation(target)))
     return Federation(target)
+
+
+def _frost_folder(config: FederationConfig) -> Path | None:
+    """Return the folder with photographs of frost, if they are needed and there."""
+    folder = data_folder(config.data_dir)
+    shifted = config.shift != "none" or config.shift_table is not None
+    if not shifted or folder is None or not (folder / "frost").is_dir():
+        return None
+    return folder / "frost"
+
+
+def _content(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The shift table {path} cannot be read ({error}).") from error
 
 
 def _deal(
     config: FederationConfig,
     image_set: ImageSet,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[str], list[NDArray[np.int64]]]:
-    """Return the names of the clients and the sample indices of each."""
+) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
+    """Return the names of the clients, the sample indices of each, and their attributes."""
     kind = config.partition
     if kind == "auto":
         kind = "dirichlet" if image_set.groups is None else "group"
     labels, seed = image_set.labels, config.partition_seed
-    if kind == "group":
+    if kind in ("group", "group-dirichlet"):
         if image_set.groups is None:
             raise InputError(
-                f"The partition 'group' needs a source with groups, and {config.source!r} has "
+                f"The partition {kind!r} needs a source with groups, and {config.source!r} has "
                 f"none: use client/class/image.png or an array 'clients'."
             )
+        if kind == "group-dirichlet":
+            return _deal_inside_groups(config, image_set, image_set.groups, progress)
         minimum = config.min_samples or partition.MIN_CLIENT_SAMPLES
         parts = partition.by_group(image_set.groups, config.clients, minimum)
-        return [image_set.group_names[image_set.groups[part[0]]] for part in parts], parts
+        return [image_set.group_names[image_set.groups[part[0]]] for part in parts], parts, {}
     clients = config.clients or 50
     if clients > len(labels):
         raise InputError(
@@ -300,9 +374,40 @@ def _deal(
         samples = max(math.ceil(config.samples / config.train_share - 1e-9), config.samples + 1)
         parts = partition.client_dirichlet(labels, clients, config.alpha, samples, seed)
     else:
-        minimum = config.min_samples or min(10, max(2, len(labels) // clients // 2))
+        minimum = config.min_samples or _usual_minimum(len(labels), clients)
         parts = partition.dirichlet(labels, clients, config.alpha, minimum, seed, progress)
-    return [str(client) for client in range(clients)], parts
+    return [str(client) for client in range(clients)], parts, {}
+
+
+def _deal_inside_groups(
+    config: FederationConfig,
+    image_set: ImageSet,
+    groups: NDArray[np.int64],
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
+    """Split every group over clients of its own by Dirichlet shares."""
+    names, parts, domains = [], [], []
+    count = config.clients_per_group
+    for group, name in enumerate(image_set.group_names):
+        members = np.flatnonzero(groups == group)
+        minimum = config.min_samples or _usual_minimum(len(members), count)
+        inside = partition.dirichlet(
+            image_set.labels[members],
+            count,
+            config.alpha,
+            minimum,
+            config.partition_seed + group,
+            progress,
+        )
+        parts += [members[part] for part in inside]
+        names += [f"{name}-{client}" for client in range(count)]
+        domains += [name] * count
+    return names, parts, {"domain": domains}
+
+
+def _usual_minimum(samples: int, clients: int) -> int:
+    """Return the smallest size of a client where the user has not given one."""
+    return min(10, max(partition.MIN_CLIENT_SAMPLES, samples // clients // 2))
 
 
 def _split(
@@ -325,36 +430,36 @@ def _split(
     return np.concatenate(order), train_sizes, test_sizes
 
 
-def _write(
-    target: Path, image_set: ImageSet, order: NDArray[np.int64], index: dict[str, Any]
+def _write_images(
+    folder: Path,
+    image_set: ImageSet,
+    order: NDArray[np.int64],
+    index: dict[str, Any],
+    shifts: dict[int, Shift],
+    frost_photos: list[NDArray[np.uint8]] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
-    temporary: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".preparing-", dir=target.parent))
-        shape = (len(order), *image_set.images.shape[1:])
-        images = np.lib.format.open_memmap(
-            temporary / "images.npy", mode="w+", dtype=np.uint8, shape=shape
-        )
-        for start in range(0, len(order), 4096):  # bounds the memory of the gather
-            images[start : start + 4096] = image_set.images[order[start : start + 4096]]
-        images.flush()
-        np.save(temporary / "labels.npy", image_set.labels[order])
-        (temporary / "index.json").write_text(json.dumps(index))
-        try:
-            temporary.rename(target)
-        except OSError:  # another process was faster, or a damaged folder is in the way
-            if not _is_complete(Federation(target)):
-                shutil.rmtree(target, ignore_errors=True)
-                temporary.rename(target)
-    except OSError as error:
-        raise InputError(
-            f"The federation cannot be written to the cache {target.parent} ({error}); free some "
-            f"space or name another folder in the variable PFEDFDA_CACHE."
-        ) from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+    """Write the images client by client, corrupted where they are to be."""
+    shape = (len(order), *image_set.images.shape[1:])
+    images = np.lib.format.open_memmap(
+        folder / "images.npy", mode="w+", dtype=np.uint8, shape=shape
+    )
+    sizes = np.array(index["train"]) + np.array(index["test"])
+    stops = np.cumsum(sizes)
+
+    def fill(client: int) -> None:
+        start, stop = int(stops[client] - sizes[client]), int(stops[client])
+        own = image_set.images[order[start:stop]]
+        if client in shifts:
+            random = numpy_generator("shift", index["config"]["partition_seed"], client)
+            own = corrupt(own, *shifts[client], random, frost_photos)
+        images[start:stop] = own
+
+    with ThreadPoolExecutor() as pool:  # numpy and Pillow work outside the interpreter lock
+        for done, _ in enumerate(pool.map(fill, range(len(sizes))), start=1):
+            if progress is not None:
+                progress(done, len(sizes))
+    images.flush()
 
 
 def _is_complete(federation: Federation) -> bool:

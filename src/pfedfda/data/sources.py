@@ -1,27 +1,21 @@
 """Sources: where images and labels come from before anybody holds them.
 
-A source is named in one string: ``digits``, or a path to the user's own images. It can tell what
-determines its content without reading all of it (`Source.key`), and it can load it
-(`Source.load`).
+A source can tell what determines its content without reading all of it (`Source.key`), and it can
+load it (`Source.load`). This file has the digits and the user's own images; datasets of the Hub are
+in `pfedfda.data.hub`, and names for all of them in `pfedfda.data.catalogue`.
 """
 
-import warnings
 import zipfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
-from pfedfda.errors import InputError, unknown
-
-Progress = Callable[[int, int], None]
-LARGEST_DEFAULT_SIZE = 64
-DEFAULT_SIZES = (64, 32, 28)
+from pfedfda.data.decoding import Progress, decode_all, scale
+from pfedfda.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -134,9 +128,7 @@ class Folder:
     path
         The folder.
     image_size
-        The side of the squares in pixels. By default it is the images' own size if they are all
-        squares of one size up to 64, otherwise the largest of 64, 32 and 28 that no image is
-        smaller than (28 for images that are smaller still).
+        The side of the squares in pixels; by default what `pfedfda.data.decoding` chooses.
     """
 
     path: Path
@@ -162,20 +154,14 @@ class Folder:
                 f"client/class/image.png, but {named.relative_to(self.path)} does not fit."
             )
         self._refuse_empty_classes(files, depths.pop())
-        size, mode = self._choose_format(files)
-        images: list[NDArray[np.uint8]] = []
-        with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter lock
-            for image in pool.map(lambda f: _decode(f, size, mode), files):
-                images.append(image)
-                if progress is not None:
-                    progress(len(images), len(files))
+        images = decode_all([(str(f), f) for f in files], self.image_size, progress)
         class_names = sorted({f.parent.name for f in files})
         labels = np.array([class_names.index(f.parent.name) for f in files])
         groups, group_names = None, []
         if len(files[0].relative_to(self.path).parts) == 3:
             group_names = sorted({f.parents[1].name for f in files})
             groups = np.array([group_names.index(f.parents[1].name) for f in files])
-        return ImageSet(np.stack(images), labels, tuple(class_names), groups, tuple(group_names))
+        return ImageSet(images, labels, tuple(class_names), groups, tuple(group_names))
 
     def _files(self) -> list[Path]:
         if not self.path.is_dir():
@@ -204,21 +190,6 @@ class Folder:
                 raise InputError(
                     f"Class {folder.name!r} has no samples: the folder {folder} holds no images."
                 )
-
-    def _choose_format(self, files: list[Path]) -> tuple[int, str]:
-        """Return the side of the squares and the mode, grey (L) or RGB, that fit all images."""
-        shapes, grey = set(), True
-        for file in files:  # reads the headers only
-            with _open(file) as image:
-                shapes.add(image.size)
-                grey = grey and image.mode in ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")
-        mode = "L" if grey else "RGB"
-        if self.image_size is not None:
-            return self.image_size, mode
-        smallest = min(min(shape) for shape in shapes)
-        if len(shapes) == 1 and len(set(shapes.pop())) == 1 and smallest <= LARGEST_DEFAULT_SIZE:
-            return smallest, mode
-        return next((s for s in DEFAULT_SIZES if s <= smallest), DEFAULT_SIZES[-1]), mode
 
 
 @dataclass(frozen=True)
@@ -273,10 +244,7 @@ class NpzFile:
         loaded = ImageSet(images, labels, class_names, groups, group_names)
         if self.image_size is None:
             return loaded
-        size = (self.image_size, self.image_size)
-        scaled = [np.asarray(ImageOps.fit(_to_pil(i), size)) for i in loaded.images]
-        stacked = np.stack(scaled).reshape(len(scaled), *size, -1)
-        return ImageSet(stacked, labels, class_names, groups, group_names)
+        return replace(loaded, images=scale(loaded.images, self.image_size))
 
     def _read(self) -> dict[str, NDArray[Any]]:
         try:
@@ -286,64 +254,6 @@ class NpzFile:
             raise InputError(
                 f"The file {self.path} cannot be read as an .npz of plain arrays ({error})."
             ) from error
-
-
-def open_source(name: str, image_size: int | None = None) -> Source:
-    """Return the source that a string names.
-
-    Parameters
-    ----------
-    name
-        ``digits``, ``folder:PATH``, or simply the path of a folder of images or of an ``.npz``.
-    image_size
-        Scale all images to squares of this side; the source's own choice when None.
-    """
-    if image_size is not None and not 8 <= image_size <= 1024:
-        raise InputError(f"The image size is {image_size}; it must be between 8 and 1024 pixels.")
-    if name == "digits":
-        return Digits() if image_size is None else Digits(image_size)
-    explicit = name.startswith("folder:")
-    path = Path(name.removeprefix("folder:")).expanduser()
-    if path.suffix == ".npz":
-        return NpzFile(path, image_size)
-    if explicit or path.is_dir():
-        return Folder(path, image_size)
-    if "/" in name or name.startswith("."):
-        raise InputError(f"There is no folder {path}.")
-    raise unknown("dataset", name, ["digits", "folder:PATH", "PATH.npz"])
-
-
-def _open(file: Path) -> Image.Image:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return Image.open(file)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning) as error:
-        raise _undecodable(file, error) from error
-    except Image.DecompressionBombError as error:
-        raise _undecodable(file, error) from error
-
-
-def _decode(file: Path, size: int, mode: str) -> NDArray[np.uint8]:
-    with _open(file) as image:
-        try:
-            image.load()
-        except (OSError, ValueError, SyntaxError) as error:
-            raise _undecodable(file, error) from error
-        if image.mode.startswith(("I", "F")):  # 16 bits or more: keep the upper eight
-            deep = np.asarray(image).astype(np.float64)
-            scale = 255 / 65535 if image.mode.startswith("I") else 255.0
-            image = Image.fromarray((deep * scale).clip(0, 255).astype(np.uint8))
-        square = ImageOps.fit(image.convert(mode), (size, size), Image.Resampling.BICUBIC)
-        return np.asarray(square).reshape(size, size, -1)
-
-
-def _undecodable(file: Path, error: Exception) -> InputError:
-    return InputError(f"The image {file} cannot be decoded ({error}); repair or remove it.")
-
-
-def _to_pil(image: NDArray[np.uint8]) -> Image.Image:
-    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
 def _integers(values: NDArray[Any], name: str, path: Path) -> NDArray[np.int64]:

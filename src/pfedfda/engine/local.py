@@ -22,11 +22,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfedfda.data import Federation
+from pfedfda.data.shift import Shift
 from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind, Outcome, num_bytes, one_thread
 from pfedfda.engine.states import ClientStates
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
@@ -119,6 +122,8 @@ class SharedBroadcast:
     path: Path
     round: int
     states: ClientStates
+    shift: Shift | None
+    frost: list[NDArray[np.uint8]] | None
 
 
 class LocalEngine:
@@ -176,9 +181,20 @@ class LocalEngine:
         client_ids: Sequence[int],
         round_number: int,
         states: ClientStates,
+        shift: Shift | None = None,
+        frost: list[NDArray[np.uint8]] | None = None,
     ) -> Iterator[Outcome]:
-        """Personalise and test these clients; yield their outcomes in a fixed order."""
-        return self._run("evaluate", client_ids, Broadcast(method, state, round_number, states))
+        """Personalise and test these clients; yield their outcomes in a fixed order.
+
+        Parameters
+        ----------
+        method, state, client_ids, round_number, states
+            As for `train`.
+        shift, frost
+            Corrupt all images of these clients, with these photographs for frost.
+        """
+        broadcast = Broadcast(method, state, round_number, states, shift, frost)
+        return self._run("evaluate", client_ids, broadcast)
 
     def _start(self) -> None:
         """Start the workers, if they are not running."""
@@ -277,7 +293,14 @@ class LocalEngine:
         self._broadcasts += 1
         path = self._scratch / f"broadcast-{self._broadcasts}.safetensors"
         save_file(broadcast.state, path)
-        shared = SharedBroadcast(broadcast.method, path, broadcast.round, broadcast.states)
+        shared = SharedBroadcast(
+            broadcast.method,
+            path,
+            broadcast.round,
+            broadcast.states,
+            broadcast.shift,
+            broadcast.frost,
+        )
         for worker in self._workers:
             self._send(worker, shared, "broadcast", broadcast.round)
         return shared
@@ -360,6 +383,7 @@ def _work(
         load_method_file(file)
     with one_thread():
         runner = ClientRunner(federation, task, torch.device(device))
+        shared: SharedBroadcast | None = None
         broadcast: Broadcast | None = None
         while True:
             try:
@@ -368,11 +392,17 @@ def _work(
                 shutil.rmtree(scratch, ignore_errors=True)  # in case our parent could not
                 return
             if isinstance(order, SharedBroadcast):
-                state: dict[str, Tensor] = load_file(order.path)
-                broadcast = Broadcast(order.method, state, order.round, order.states)
+                # Mapped when the first client comes: a round with few clients may be over, and the
+                # file gone, before a worker that has nothing to do in it gets here.
+                shared, broadcast = order, None
                 continue
             kind, client_id = order
-            assert broadcast is not None
+            if broadcast is None:
+                assert shared is not None
+                state: dict[str, Tensor] = load_file(shared.path)
+                broadcast = Broadcast(
+                    shared.method, state, shared.round, shared.states, shared.shift, shared.frost
+                )
             answer: Outcome | Exception
             try:
                 answer = _leave(runner.run(kind, client_id, broadcast), scratch)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from pfedfda.data import Federation
+from pfedfda.data import ClientData, Federation, corrupt
+from pfedfda.data.shift import Shift
 from pfedfda.engine.states import ClientStates
 from pfedfda.methods import Client, Method, Samples, Task, Update, to_input
-from pfedfda.seeding import torch_generator
+from pfedfda.seeding import numpy_generator, torch_generator
 
 JobKind = Literal["train", "evaluate"]
 EVALUATION_BATCH = 500
@@ -68,12 +69,18 @@ class Broadcast:
         The number of the round, from 1.
     states
         Where the clients' own tensors are.
+    shift
+        Corrupt all images of every client in this way.
+    frost
+        Photographs for the corruption frost, if there are any.
     """
 
     method: Method
     state: dict[str, Tensor]
     round: int
     states: ClientStates
+    shift: Shift | None = None
+    frost: list[NDArray[np.uint8]] | None = None
 
 
 class ClientRunner:
@@ -118,7 +125,7 @@ class ClientRunner:
         client = self._client("evaluate", client_id, broadcast)
         message = broadcast.method.message(broadcast.state, client_id)
         personal = broadcast.method.personalize(client, message)
-        data = self.federation.client(client_id)
+        data = self._data(client_id, broadcast)
         test = self._samples(data.test_images, data.test_labels)
         correct, loss = score(personal.model, test)
         return Outcome(
@@ -131,7 +138,7 @@ class ClientRunner:
         )
 
     def _client(self, purpose: JobKind, client_id: int, broadcast: Broadcast) -> Client:
-        data = self.federation.client(client_id)
+        data = self._data(client_id, broadcast)
         # The purpose is part of the generator's name: evaluating draws nothing that training sees.
         generator = torch_generator(purpose, self.task.seed, broadcast.round, client_id)
         self.model.train()
@@ -143,6 +150,18 @@ class ClientRunner:
             state=broadcast.states.load(client_id),
             model=self.model,
             generator=generator,
+        )
+
+    def _data(self, client_id: int, broadcast: Broadcast) -> ClientData:
+        """Return the client's images, corrupted if the broadcast says so."""
+        data = self.federation.client(client_id)
+        if broadcast.shift is None:
+            return data
+        name, severity = broadcast.shift
+        random = numpy_generator("new-client", self.task.seed, client_id, name)
+        return data._replace(
+            train_images=corrupt(data.train_images, name, severity, random, broadcast.frost),
+            test_images=corrupt(data.test_images, name, severity, random, broadcast.frost),
         )
 
     def _samples(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Samples:

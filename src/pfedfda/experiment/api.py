@@ -37,7 +37,7 @@ class Comparison:
 
 
 def run(
-    method: str | Method, federation: FederationConfig | None = None, **settings: Any
+    method: str | Method, federation: FederationConfig | str | None = None, **settings: Any
 ) -> RunResult:
     """Run one method on a federation.
 
@@ -46,7 +46,8 @@ def run(
     method
         A method, or the name of one with its default hyper-parameters.
     federation
-        Who holds which images; the digits by default.
+        Who holds which images, or the name of one of the paper's federations, e.g.
+        ``"cifar10-s"``; the digits by default.
     settings
         Any other setting by its name on the command line, e.g. ``rounds=20, participation=0.5,
         lr=0.02, workers=0, seed=1, quiet=True``.
@@ -65,7 +66,9 @@ def run(
 
 
 def compare(
-    methods: Iterable[str | Method], federation: FederationConfig | None = None, **settings: Any
+    methods: Iterable[str | Method],
+    federation: FederationConfig | str | None = None,
+    **settings: Any,
 ) -> Comparison:
     """Run several methods on one federation; print the result for a table.
 
@@ -146,7 +149,10 @@ def _prepare(config: Config, observer: Observer) -> tuple[Federation, Task]:
 
 
 def _stem(config: Config) -> str:
-    return Path(config.federation.source.removeprefix("folder:")).stem or "run"
+    """Return a name for the folder of a run, from its source."""
+    name = config.federation.source.removeprefix("folder:").removeprefix("hub:")
+    shifted = config.federation.shift != "none" or config.federation.shift_table is not None
+    return (Path(name).stem or "run") + ("-s" if shifted else "")
 
 
 def _write_table(comparison: Comparison) -> None:

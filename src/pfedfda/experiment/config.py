@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pfedfda.data import FederationConfig
+from pfedfda.data import FEDERATIONS, FederationConfig
 from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, unknown
 from pfedfda.methods import Method, TrainingConfig, find_method
@@ -34,6 +34,10 @@ class ScheduleConfig:
     eval_every
         Evaluate all clients after every so many rounds, and always after the last; 0 means only
         after the last.
+    new_clients
+        The share of the clients, the last ones, that never take part in training. After the last
+        round they personalise and are evaluated, on their own images and under each corruption at
+        severity 3.
     seed
         Determines initial weights, participation and the order of samples.
     """
@@ -41,6 +45,7 @@ class ScheduleConfig:
     rounds: int = 200
     participation: float = 0.3
     eval_every: int = 20
+    new_clients: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,8 +53,14 @@ class ScheduleConfig:
             raise InputError(f"The number of rounds is {self.rounds}; it must be at least 1.")
         if not 0 < self.participation <= 1:
             raise InputError(f"The participation is {self.participation}; it must lie in (0, 1].")
+        if not 0 <= self.new_clients < 1:
+            raise InputError(f"new-clients is {self.new_clients}; it must lie in [0, 1).")
         if self.eval_every < 0:
             raise InputError(f"eval-every is {self.eval_every}; it must be 0 or more.")
+
+    def trained_clients(self, clients: int) -> int:
+        """Return how many of the clients may take part in training."""
+        return max(clients - round(clients * self.new_clients), 1)
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the clients are evaluated after this round."""
@@ -111,7 +122,9 @@ GROUPS: dict[str, type[Any]] = {
 
 
 def make_config(
-    methods: Mapping[str, Method], federation: FederationConfig | None = None, **settings: Any
+    methods: Mapping[str, Method],
+    federation: FederationConfig | str | None = None,
+    **settings: Any,
 ) -> Config:
     """Build a configuration from settings of all groups by their plain names.
 
@@ -120,20 +133,40 @@ def make_config(
     methods
         The methods by name.
     federation
-        A federation; its fields can also be given as settings.
+        A federation, or the name of one of the paper's; its fields can also be given as settings.
     settings
         Fields of any group, e.g. ``rounds=20, alpha=0.3, workers=0``.
     """
+    config = Config(dict(methods))
+    if isinstance(federation, str):
+        config = change(config, named_federation(federation))
+    elif federation is not None:
+        config = dataclasses.replace(config, federation=federation)
+    return change(config, settings)
+
+
+def named_federation(name: str) -> dict[str, Any]:
+    """Return the settings of one of the paper's federations."""
+    if name not in FEDERATIONS:
+        raise unknown("federation", name, FEDERATIONS)
+    return FEDERATIONS[name][1]
+
+
+def change(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the configuration with some settings, of any group, changed."""
     groups: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
     owner = {f.name: name for name, group in GROUPS.items() for f in dataclasses.fields(group)}
     for setting, value in settings.items():
         if setting not in owner:
             raise unknown("setting", setting, owner)
         groups[owner[setting]][setting] = value
-    built = {name: from_mapping(GROUPS[name], groups[name], name) for name in GROUPS}
-    if federation is not None:
-        built["federation"] = dataclasses.replace(federation, **groups["federation"])
-    return Config(dict(methods), **built)
+    changed = {
+        name: dataclasses.replace(
+            getattr(config, name), **checked_fields(GROUPS[name], groups[name], name)
+        )
+        for name in GROUPS
+    }
+    return dataclasses.replace(config, **changed)
 
 
 def from_mapping(kind: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -148,14 +181,19 @@ def from_mapping(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     where
         What to call the table in an error.
     """
+    return kind(**checked_fields(kind, values, where))
+
+
+def checked_fields(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return values for fields of a dataclass in the fields' types, or refuse them."""
     hints = get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = [f.name for f in dataclasses.fields(kind)]
     arguments = {}
     for name, value in values.items():
         if name not in known:
             raise unknown(f"field in [{where}]:", name, known or ["(it has none)"])
         arguments[name] = _convert(hints[name], value, f"{where}.{name}")
-    return kind(**arguments)
+    return arguments
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from pfedfda.data import ImageSet, open_source
+from pfedfda.data import open_source
+from pfedfda.data.decoding import with_channels
 from pfedfda.engine.local import resolve_device
 from pfedfda.engine.runner import score
 from pfedfda.errors import InputError
@@ -197,18 +197,7 @@ def _samples(source: str, run: FinishedRun) -> tuple[NDArray[np.uint8], NDArray[
             f"trained on {height}×{width}."
         )
     number = np.array([run.class_names.index(name) for name in image_set.class_names])
-    return _with_channels(image_set, channels), number[image_set.labels]
-
-
-def _with_channels(image_set: ImageSet, channels: int) -> NDArray[np.uint8]:
-    images = image_set.images
-    if images.shape[3] == channels:
-        return np.ascontiguousarray(images)
-    if channels == 3:
-        return np.repeat(images, 3, axis=3)
-    return np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in images])[
-        ..., None
-    ]
+    return with_channels(image_set.images, channels), number[image_set.labels]
 
 
 def _new_folder(run: Path, source: str) -> Path:

@@ -116,7 +116,9 @@ class RunWriter:
     def write_clients(self, federation: Federation, outcomes: Sequence[Outcome]) -> None:
         """Write ``clients.csv`` from an evaluation of all clients."""
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
-        columns = ["client", "name", "train_samples", "test_samples", "classes", "accuracy", *extra]
+        known = federation.attributes
+        columns = ["client", "name", "train_samples", "test_samples", "classes", *known]
+        columns += ["accuracy", *extra]
         with _replacing(self.folder / "clients.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
@@ -129,11 +131,22 @@ class RunWriter:
                         int(federation.train_sizes[client]),
                         int(federation.test_sizes[client]),
                         federation.classes_held(client),
+                        *(values[client] for values in known.values()),
                         outcome.correct / outcome.tested,
                         *(outcome.metrics.get(name, "") for name in extra),
                     ]
                 )
         _finish(self.folder / "clients.csv")
+
+    def write_new_clients(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+        """Write ``new_clients.csv``: the accuracy of each new client under each condition."""
+        with (self.folder / "new_clients.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", "condition", "test_samples", "accuracy"])
+            for condition, of_condition in outcomes.items():
+                for outcome in sorted(of_condition, key=lambda outcome: outcome.client_id):
+                    accuracy = outcome.correct / outcome.tested
+                    writer.writerow([outcome.client_id, condition, outcome.tested, accuracy])
 
     def write_checkpoint(self, state: Tensors, round_number: int, task: Task) -> None:
         """Write the server's state after a complete round; the clients' states are there."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from pfedfda.data import CORRUPTIONS
+from pfedfda.data.shift import Shift, frost_photos
 from pfedfda.engine import LocalEngine, Outcome
 from pfedfda.errors import RunStoppedError
 from pfedfda.experiment.accuracy import Accuracy
@@ -17,6 +19,8 @@ from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.results import RunResult, RunWriter
 from pfedfda.methods import Method, Tensors, Update
 from pfedfda.seeding import torch_generator
+
+NEW_CLIENT_SEVERITY = 3
 
 
 class InterruptedRunError(RunStoppedError):
@@ -98,14 +102,14 @@ def run_rounds(
     writer = RunWriter(folder, config, method, federation.class_names)
     tally = Tally()
     start = time.perf_counter()
-    everybody = range(len(federation))
+    everybody = range(schedule.trained_clients(len(federation)))
     state = method.init(task)
     final: dict[str, Any] = {}
     observer.started(method, schedule.rounds)
     try:
         for round_number in range(1, schedule.rounds + 1):
             participants = draw_participants(
-                len(federation),
+                len(everybody),
                 schedule.participation,
                 schedule.seed,
                 round_number,
@@ -158,6 +162,13 @@ def run_rounds(
                 writer.write_clients(federation, evaluations)
                 writer.write_checkpoint(state, round_number, task)
                 observer.evaluated(round_number, accuracy, losses.mean)
+        phase = time.perf_counter()
+        newcomers = range(len(everybody), len(federation))
+        if newcomers:
+            final["new_clients"] = _evaluate_newcomers(
+                method, state, newcomers, config, engine, writer, observer
+            )
+        tally.seconds["evaluate"] += time.perf_counter() - phase
     except (RunStoppedError, KeyboardInterrupt) as error:
         engine.close()
         interrupted = isinstance(error, KeyboardInterrupt)
@@ -174,6 +185,36 @@ def run_rounds(
     observer.finished()
     tally.seconds["total"] = time.perf_counter() - start
     return writer.write_summary(_summary("complete", tally, final))
+
+
+def _evaluate_newcomers(
+    method: Method,
+    state: Tensors,
+    newcomers: range,
+    config: Config,
+    engine: LocalEngine,
+    writer: RunWriter,
+    observer: Observer,
+) -> dict[str, dict[str, float]]:
+    """Evaluate clients that never took part: on their own images, and under each corruption."""
+    frost = frost_photos(config.federation.data_dir)
+    conditions: dict[str, Shift | None] = {"clean": None}
+    conditions |= {name: Shift(name, NEW_CLIENT_SEVERITY) for name in CORRUPTIONS}
+    accuracies: dict[str, dict[str, float]] = {}
+    outcomes = {}
+    for condition, shift in conditions.items():
+        observer.say(f"{method.title}: new clients, {condition.replace('_', ' ')}")
+        outcomes[condition] = list(
+            engine.evaluate(
+                method, state, newcomers, config.schedule.rounds, writer.states, shift, frost
+            )
+        )
+        accuracy = Accuracy.of(
+            [o.correct for o in outcomes[condition]], [o.tested for o in outcomes[condition]]
+        )
+        accuracies[condition] = accuracy.as_dict()
+    writer.write_new_clients(outcomes)
+    return accuracies
 
 
 @dataclass

@@ -48,6 +48,25 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def build_new_clients_table(summaries: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Return the accuracies of new clients by condition, None if no run has any."""
+    chosen = [summary for summary in summaries if "new_clients" in summary]
+    if not chosen:
+        return None
+    title = "New clients: test accuracy, mean ± std over clients"
+    table = Table(title=title, title_justify="left")
+    table.add_column("condition", no_wrap=True)
+    for summary in chosen:
+        table.add_column(summary["method"], justify="right", no_wrap=True)
+    for condition in chosen[0]["new_clients"]:
+        cells = [summary["new_clients"][condition] for summary in chosen]
+        table.add_row(
+            condition.replace("_", " "),
+            *(f"{cell['mean_accuracy']:.3f} ± {cell['std_accuracy']:.3f}" for cell in cells),
+        )
+    return table
+
+
 def comparison_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return the comparison as plain text."""
     buffer = io.StringIO()

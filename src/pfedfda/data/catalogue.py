@@ -1,0 +1,142 @@
+"""Names: of sources, and of the paper's federations with their settings."""
+
+from pathlib import Path
+from typing import Any
+
+from pfedfda.data.digit5 import Digit5, FontDigits
+from pfedfda.data.hub import HubDataset
+from pfedfda.data.sources import Digits, Folder, NpzFile, Source
+from pfedfda.errors import InputError, unknown
+
+HUB_NAMES: dict[str, dict[str, str]] = {
+    "cifar10": {"repository": "uoft-cs/cifar10"},
+    "cifar100": {"repository": "uoft-cs/cifar100", "label_column": "fine_label"},
+    "tiny-imagenet": {"repository": "zh-plus/tiny-imagenet"},
+    "femnist": {
+        "repository": "flwrlabs/femnist",
+        "label_column": "character",
+        "group_column": "writer_id",
+    },
+    "mnist": {"repository": "ylecun/mnist"},
+    "mnist-m": {"repository": "Mike0307/MNIST-M"},
+    "svhn": {"repository": "ufldl-stanford/svhn", "config": "cropped_digits"},
+    "usps": {"repository": "flwrlabs/usps"},
+}
+
+SOURCES: dict[str, str] = {
+    "digits": "1,797 handwritten digits, 28×28 grey, ten classes; always there",
+    "cifar10": "CIFAR-10, 60,000 colour images of 32×32, ten classes",
+    "cifar100": "CIFAR-100, the same with a hundred classes",
+    "tiny-imagenet": "TinyImageNet, colour images of 64×64, 200 classes",
+    "femnist": "FEMNIST, 28×28 grey, 62 characters, grouped by writer",
+    "digit5": "SVHN, USPS, MNIST-M, MNIST and SynthDigits (or rendered digits), grouped by domain",
+    "mnist, mnist-m, svhn, usps": "the domains of DIGIT-5 alone",
+    "fontdigits": "digits rendered from fonts, 32×32 colour",
+    "hub:OWNER/NAME": "any image-classification dataset of the Hugging Face Hub",
+    "FOLDER": "your images as class/image.png, or client/class/image.png",
+    "FILE.npz": "arrays images (uint8) and labels, optionally clients and class_names",
+}
+
+_CIFAR: dict[str, Any] = {
+    "partition": "dirichlet",
+    "clients": 100,
+    "alpha": 0.5,
+    "min_samples": 63,
+}
+_SCARCE: dict[str, Any] = {
+    "partition": "client-dirichlet",
+    "clients": 100,
+    "alpha": 0.5,
+    "samples": 50,
+}
+
+FEDERATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "emnist": (
+        "FEMNIST, a client for each writer with 64 images or more",
+        {
+            "source": "femnist",
+            "partition": "group",
+            "min_samples": 64,
+            "participation": 0.03,
+            "batch_size": 16,
+        },
+    ),
+    "cifar10": ("CIFAR-10, 100 clients, Dirichlet(0.5)", {"source": "cifar10", **_CIFAR}),
+    "cifar100": ("CIFAR-100, 100 clients, Dirichlet(0.5)", {"source": "cifar100", **_CIFAR}),
+    "tiny-imagenet": (
+        "TinyImageNet, 100 clients, Dirichlet(0.5)",
+        {"source": "tiny-imagenet", **_CIFAR},
+    ),
+    "cifar10-s": (
+        "CIFAR-10, half of the clients corrupted",
+        {"source": "cifar10", **_CIFAR, "shift": "paper"},
+    ),
+    "cifar100-s": (
+        "CIFAR-100, half of the clients corrupted",
+        {"source": "cifar100", **_CIFAR, "shift": "paper"},
+    ),
+    "digit5": (
+        "DIGIT-5, four clients for each domain, Dirichlet(0.5) inside",
+        {
+            "source": "digit5",
+            "partition": "group-dirichlet",
+            "clients_per_group": 4,
+            "alpha": 0.5,
+            "participation": 1.0,
+        },
+    ),
+    "cifar10-scarce": (
+        "CIFAR-10, 100 clients with 50 training images each",
+        {"source": "cifar10", **_SCARCE},
+    ),
+    "cifar100-scarce": (
+        "CIFAR-100, 100 clients with 50 training images each",
+        {"source": "cifar100", **_SCARCE},
+    ),
+}
+"""The paper's federations: what each is, and its settings by their names on the command line."""
+
+
+def open_source(
+    name: str,
+    image_size: int | None = None,
+    data_dir: Path | None = None,
+    columns: dict[str, str] | None = None,
+) -> Source:
+    """Return the source that a string names.
+
+    Parameters
+    ----------
+    name
+        One of `SOURCES`: a short name, ``hub:OWNER/NAME``, ``folder:PATH``, or simply the path of a
+        folder of images or of an ``.npz``.
+    image_size
+        Scale all images to squares of this side; the source's own choice when None.
+    data_dir
+        The folder of local copies of datasets of the Hub.
+    columns
+        `image_column`, `label_column`, `group_column` of a dataset of the Hub, where given.
+    """
+    if image_size is not None and not 8 <= image_size <= 1024:
+        raise InputError(f"The image size is {image_size}; it must be between 8 and 1024 pixels.")
+    if name == "digits":
+        return Digits() if image_size is None else Digits(image_size)
+    if name in ("digit5", "fontdigits"):
+        if image_size not in (None, 32):
+            raise InputError(f"The images of {name} are 32×32; the image size cannot be set.")
+        return Digit5(data_dir) if name == "digit5" else FontDigits()
+    if name in HUB_NAMES or name.startswith("hub:"):
+        settings: dict[str, Any] = {"repository": name.removeprefix("hub:")}
+        settings = settings | HUB_NAMES.get(name, {}) | (columns or {})
+        if not all(settings["repository"].split("/")) or ".." in settings["repository"]:
+            raise InputError(f"{name!r} does not name a dataset; expected hub:OWNER/NAME.")
+        return HubDataset(**settings, image_size=image_size, data_dir=data_dir)
+    explicit = name.startswith("folder:")
+    path = Path(name.removeprefix("folder:")).expanduser()
+    if path.suffix == ".npz":
+        return NpzFile(path, image_size)
+    if explicit or path.is_dir():
+        return Folder(path, image_size)
+    if "/" in name or name.startswith("."):
+        raise InputError(f"There is no folder {path}.")
+    raise unknown("dataset", name, ["digits", "digit5", *HUB_NAMES, "hub:OWNER/NAME", "FOLDER"])

@@ -1,0 +1,129 @@
+"""Decoding encoded images into arrays of one shape."""
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from pfedfda.errors import InputError
+
+Progress = Callable[[int, int], None]
+Encoded = tuple[str, Path | bytes]
+"""An image as a file has it: what to call it in an error, and where its bytes are."""
+
+LARGEST_DEFAULT_SIZE = 64
+DEFAULT_SIZES = (64, 32, 28)
+GREY_MODES = ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")
+
+
+def decode_all(
+    encoded: Sequence[Encoded],
+    image_size: int | None,
+    progress: Progress | None = None,
+    colour: bool | None = None,
+) -> NDArray[np.uint8]:
+    """Decode images into one array (n, side, side, channels).
+
+    Images become squares: they are cropped at the centre and scaled. If all are grey the array has
+    one channel, otherwise three.
+
+    Parameters
+    ----------
+    encoded
+        The images.
+    image_size
+        The side of the squares. By default it is the images' own size if they are all squares of
+        one size up to 64, otherwise the largest of 64, 32 and 28 that no image is smaller than (28
+        for images that are smaller still).
+    progress
+        Called with the number decoded and the number in all.
+    colour
+        Make colour (True) or grey images (False) of them, whatever they are.
+    """
+    size, mode = _choose_format(encoded, image_size)
+    if colour is not None:
+        mode = "RGB" if colour else "L"
+    images = np.empty((len(encoded), size, size, 3 if mode == "RGB" else 1), dtype=np.uint8)
+    with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter lock
+        for row, image in enumerate(pool.map(lambda item: _decode(item, size, mode), encoded)):
+            images[row] = image
+            if progress is not None:
+                progress(row + 1, len(encoded))
+    return images
+
+
+def scale(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Crop and scale an array of images to squares of a given side."""
+    if images.shape[1:3] == (size, size):
+        return images
+    fitted = [np.asarray(ImageOps.fit(to_pil(image), (size, size))) for image in images]
+    return np.stack(fitted).reshape(len(images), size, size, images.shape[3])
+
+
+def to_pil(image: NDArray[np.uint8]) -> Image.Image:
+    """Return an array (height, width, channels) as a Pillow image."""
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+
+
+def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
+    """Return the images in grey (1) or colour (3)."""
+    if images.shape[3] == channels:
+        return np.ascontiguousarray(images)
+    if channels == 3:
+        return np.repeat(images, 3, axis=3)
+    grey = [np.asarray(Image.fromarray(image).convert("L")) for image in images]
+    return np.stack(grey)[..., None]
+
+
+def _choose_format(encoded: Sequence[Encoded], image_size: int | None) -> tuple[int, str]:
+    """Return the side of the squares and the mode, grey (L) or RGB, that fit all images."""
+    shapes, grey = set(), True
+    for item in encoded:  # reads the headers only
+        with _open(item) as image:
+            shapes.add(image.size)
+            grey = grey and image.mode in GREY_MODES
+    mode = "L" if grey else "RGB"
+    if image_size is not None:
+        return image_size, mode
+    smallest = min(min(shape) for shape in shapes)
+    if len(shapes) == 1 and len(set(shapes.pop())) == 1 and smallest <= LARGEST_DEFAULT_SIZE:
+        return smallest, mode
+    return next((s for s in DEFAULT_SIZES if s <= smallest), DEFAULT_SIZES[-1]), mode
+
+
+def _open(item: Encoded) -> Image.Image:
+    name, content = item
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombWarning) as error:
+        raise _undecodable(name, error) from error
+    except Image.DecompressionBombError as error:
+        raise _undecodable(name, error) from error
+
+
+def _decode(item: Encoded, size: int, mode: str) -> NDArray[np.uint8]:
+    with _open(item) as image:
+        try:
+            image.load()
+        except (OSError, ValueError, SyntaxError) as error:
+            raise _undecodable(item[0], error) from error
+        decoded: Image.Image = image
+        if image.mode.startswith(("I", "F")):  # 16 bits or more: keep the upper eight
+            deep = np.asarray(image).astype(np.float64)
+            unit = 255 / 65535 if image.mode.startswith("I") else 255.0
+            decoded = Image.fromarray((deep * unit).clip(0, 255).astype(np.uint8))
+        decoded = decoded.convert(mode)
+        if decoded.size != (size, size):
+            decoded = ImageOps.fit(decoded, (size, size), Image.Resampling.BICUBIC)
+        return np.asarray(decoded).reshape(size, size, -1)
+
+
+def _undecodable(name: str, error: Exception) -> InputError:
+    return InputError(f"The image {name} cannot be decoded ({error}); repair or remove it.")

@@ -1,0 +1,52 @@
+"""Folders of the cache that are either complete or not there."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pfedfda.errors import InputError
+
+
+def default_cache() -> Path:
+    """Return the folder for prepared data; the variable ``PFEDFDA_CACHE`` overrides it."""
+    if folder := os.environ.get("PFEDFDA_CACHE"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfedfda"
+
+
+def store(target: Path, write: Callable[[Path], None], is_complete: Callable[[], bool]) -> None:
+    """Fill a folder of the cache in one step.
+
+    Everything is written into a temporary folder beside its place, which is then renamed. That is
+    atomic: of two processes that store the same, one wins and both find the same bytes.
+
+    Parameters
+    ----------
+    target
+        The folder.
+    write
+        Writes the content into the folder it is given.
+    is_complete
+        Tells whether the target is there and whole; a damaged one is replaced.
+    """
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".preparing-", dir=target.parent))
+        write(temporary)
+        try:
+            temporary.rename(target)
+        except OSError:  # another process was faster, or a damaged folder is in the way
+            if not is_complete():
+                shutil.rmtree(target, ignore_errors=True)
+                temporary.rename(target)
+    except OSError as error:
+        raise InputError(
+            f"The data cannot be written to the cache {target.parent} ({error}); free some space "
+            f"or name another folder in the variable PFEDFDA_CACHE."
+        ) from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,89 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfedfda.data import CORRUPTIONS, FederationConfig, corrupt, prepare
+from pfedfda.data.shift import assign_shift
+from pfedfda.errors import InputError
+from pfedfda.seeding import numpy_generator
+
+CONFIG = FederationConfig(clients=12, alpha=5.0)
+
+
+def test_paper_has_unique_pairs_for_the_first_half() -> None:
+    pairs = assign_shift("paper", None, 100)
+    assert list(pairs) == list(range(50))
+    assert len(set(pairs.values())) == 50
+    assert {p.corruption for p in pairs.values()} == set(CORRUPTIONS)
+    assert {p.severity for p in pairs.values()} == {1, 2, 3, 4, 5}
+
+
+def test_released_has_only_ten_pairs() -> None:
+    pairs = assign_shift("released", None, 100)
+    assert len(pairs) == 50
+    assert len(set(pairs.values())) == 10
+    assert pairs[13].corruption == CORRUPTIONS[3]
+    assert pairs[13].severity == 4
+
+
+def test_no_shift() -> None:
+    assert assign_shift("none", None, 100) == {}
+
+
+def test_training_and_test_images_get_the_same_corruption(tmp_path: Path) -> None:
+    plain = prepare(CONFIG, cache=tmp_path)
+    shifted = prepare(replace(CONFIG, shift="paper"), cache=tmp_path)
+    np.testing.assert_array_equal(plain.labels, shifted.labels)
+    assert shifted.attributes["corruption"][6:] == [""] * 6
+    for client in range(12):
+        before, after = plain.client(client), shifted.client(client)
+        if client >= 6:
+            np.testing.assert_array_equal(before.train_images, after.train_images)
+            np.testing.assert_array_equal(before.test_images, after.test_images)
+            continue
+        name = shifted.attributes["corruption"][client]
+        severity = shifted.attributes["severity"][client]
+        both = np.concatenate([before.train_images, before.test_images])
+        random = numpy_generator("shift", CONFIG.partition_seed, client)
+        expected = corrupt(both, name, severity, random)
+        got = np.concatenate([after.train_images, after.test_images])
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    config = replace(CONFIG, shift="paper")
+    first, second = (prepare(config, cache=tmp_path / name).images for name in "ab")
+    np.testing.assert_array_equal(first, second)
+
+
+def test_any_assignment_by_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "shift.csv"
+    table.write_text("client,corruption,severity\n3,fog,5\n0,contrast,2\n")
+    config = replace(CONFIG, shift_table=table)
+    first = prepare(config, cache=tmp_path)
+    assert first.attributes["corruption"][:4] == ["contrast", "", "", "fog"]
+    table.write_text("client,corruption,severity\n3,fog,4\n")
+    assert prepare(config, cache=tmp_path) != first  # the content is part of the key
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("99,fog,1", "client 99"),
+        ("1,fog,9", "severity 9"),
+        ("1,mist,1", "Unknown corruption 'mist'"),
+        ("one,fog,1", "Line 2"),
+        ("1", "Line 2"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, line: str, message: str) -> None:
+    table = tmp_path / "shift.csv"
+    table.write_text(f"client,corruption,severity\n{line}\n")
+    with pytest.raises(InputError, match=message):
+        prepare(replace(CONFIG, shift_table=table), cache=tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        prepare(replace(CONFIG, shift_table=tmp_path / "absent.csv"), cache=tmp_path)
+    with pytest.raises(InputError, match="either"):
+        replace(CONFIG, shift="paper", shift_table=table)

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pfedfda.cli import main
+from pfedfda.data import Federation, FederationConfig, prepare
+from pfedfda.report.federation import class_counts, draw_figures
+
+
+def test_counts_are_those_of_the_labels(tiny: Federation) -> None:
+    counts = class_counts(tiny)
+    assert counts.sum() == len(tiny.labels)
+    np.testing.assert_array_equal(counts.sum(0), np.bincount(tiny.labels, minlength=10))
+    np.testing.assert_array_equal(counts.sum(1), tiny.train_sizes + tiny.test_sizes)
+
+
+@pytest.mark.parametrize("clients", [3, 90])
+def test_figures_are_drawn_for_small_and_large_federations(clients: int, tmp_path: Path) -> None:
+    prepared = prepare(
+        FederationConfig(clients=clients, alpha=5.0, shift="paper", min_samples=5), cache=tmp_path
+    )
+    for path in draw_figures(prepared, tmp_path / "figures"):
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+        assert len(np.unique(pixels, axis=0)) > 20  # something is on it
+
+
+def test_data_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "show", "--clients", "8", "--shift", "paper", "--alpha", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "8 clients" in out
+    assert "shot_noise" in out
+    for name in ("classes", "images", "corruptions"):
+        assert (tmp_path / "figures" / "digits" / f"{name}.png").exists()
+    assert main(["data", "show", "cifar99"]) == 2
+    assert main(["data", "hide"]) == 2
+    assert main(["data"]) == 0
