@@ -193,3 +193,13 @@ def test_killed_worker_ends_the_command_in_a_sentence(tmp_path: Path) -> None:
     assert f"Worker process {children[0]} was ended by signal 9 (SIGKILL)" in last
     assert "rounds are complete" in last
     assert "Traceback" not in errors
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    process = start("datasets", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()

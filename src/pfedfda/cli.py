@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import os
 import re
 import signal
 import sys
@@ -86,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pfedfda: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of our output, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _dispatch(words: list[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedfda.data import Federation, FederationConfig, federation, open_source, prepare
+from pfedfda.data import Federation, FederationConfig, open_source, prepare, preparing
 from pfedfda.errors import InputError
 from tests.conftest import write_image
 
@@ -71,7 +71,7 @@ def test_extreme_scarcity_has_the_asked_number_of_training_samples(tmp_path: Pat
 
 def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepare(CONFIG, cache=tmp_path)
-    monkeypatch.setattr(federation, "store", lambda *_: pytest.fail("prepared twice"))
+    monkeypatch.setattr(preparing, "store", lambda *_: pytest.fail("prepared twice"))
     assert prepare(CONFIG, cache=tmp_path) == first
 
 
@@ -130,7 +130,7 @@ def test_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(federation.np, "save", full_disk)
+    monkeypatch.setattr(preparing.np, "save", full_disk)
     with pytest.raises(InputError, match="No space left on device.*PFEDFDA_CACHE"):
         prepare(CONFIG, cache=tmp_path)
     assert list((tmp_path / "federations").iterdir()) == []

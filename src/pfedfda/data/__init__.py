@@ -7,8 +7,8 @@ from pfedfda.data.federation import (
     ClientData,
     Federation,
     FederationConfig,
-    prepare,
 )
+from pfedfda.data.preparing import prepare
 from pfedfda.data.sources import ImageSet, Source
 from pfedfda.data.store import default_cache
 

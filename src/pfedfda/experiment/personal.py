@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from pfedfda.data import open_source
 from pfedfda.data.decoding import with_channels
 from pfedfda.engine.local import resolve_device
-from pfedfda.engine.runner import score
+from pfedfda.engine.runner import one_thread, score
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import OutputConfig, read_config
 from pfedfda.experiment.results import make_folder
@@ -127,7 +127,8 @@ def personalize(
         if shared is not None:
             shared_accuracy = score(shared, on_device(test))[0] / held_out
     start = time.perf_counter()
-    personal = method.personalize(client, message)
+    with one_thread():  # the matrices are small: more threads would wait for each other
+        personal = method.personalize(client, message)
     passed = time.perf_counter() - start
     if not isinstance(personal.model, Model):
         raise InputError(f"The personal model of {method.name} is not a body and a linear head.")

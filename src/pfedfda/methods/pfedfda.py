@@ -309,8 +309,9 @@ class PFedFDA(Method):
         covariance = (1 - self.shrinkage) * covariance + self.shrinkage * spherical
         classifier = bayes_classifier(replace(statistics, covariance=covariance), priors)
         with torch.no_grad():
-            model.head.weight.copy_(classifier.weight)
-            model.head.bias.copy_(classifier.bias)
+            # Single precision first: not every device has double.
+            model.head.weight.copy_(classifier.weight.float())
+            model.head.bias.copy_(classifier.bias.float())
 
     def _priors(self, client: Client) -> Tensor:
         """Return the client's class shares, smoothed."""

@@ -1,0 +1,252 @@
+"""Preparing a federation: reading, dealing, splitting, corrupting and writing its images once."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedfda.data import partition
+from pfedfda.data.catalogue import open_source
+from pfedfda.data.corruptions import corrupt
+from pfedfda.data.federation import Federation, FederationConfig
+from pfedfda.data.hub import data_folder
+from pfedfda.data.shift import Shift, assign_shift, frost_photos
+from pfedfda.data.sources import ImageSet
+from pfedfda.data.store import default_cache, store
+from pfedfda.errors import InputError
+from pfedfda.seeding import numpy_generator
+
+FORMAT = 2
+SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
+PrepareProgress = Callable[[str, int, int], None]
+
+
+def prepare(
+    config: FederationConfig,
+    cache: Path | None = None,
+    progress: PrepareProgress | None = None,
+) -> Federation:
+    """Return the federation that a configuration describes, making it if it is not there yet.
+
+    Parameters
+    ----------
+    config
+        Source, partition, split, shift and seed.
+    cache
+        The folder for prepared federations, `default_cache` when None.
+    progress
+        Called with a description, the number done and the number in all during long steps.
+    """
+    columns = {
+        name: value for name in SOURCE_COLUMNS if (value := getattr(config, name)) is not None
+    }
+    source = open_source(config.source, config.image_size, config.data_dir, columns)
+    of_source = ("source", "image_size", "data_dir", "shift_table", *SOURCE_COLUMNS)
+    settings = {name: v for name, v in asdict(config).items() if name not in of_source}
+    frost = _frost_folder(config)
+    determined_by = {
+        "format": FORMAT,
+        "source": source.key(),
+        "settings": settings,
+        "shift_table": _content(config.shift_table),
+        "frost": None if frost is None else sorted(f.name for f in frost.iterdir()),
+    }
+    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
+    root = cache or default_cache()
+    target = root / "federations" / key
+    federation = Federation(target)
+    if _is_complete(federation):
+        return federation
+
+    def report(step: str) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda done, total: progress(step, done, total)
+
+    image_set = source.load(report("reading images"))
+    names, parts, attributes = _deal(config, image_set, report("drawing a partition"))
+    order, train_sizes, test_sizes = _split(config, parts)
+    shifts = assign_shift(config.shift, config.shift_table, len(parts))
+    if shifts:
+        attributes["corruption"] = [
+            shifts[c].corruption if c in shifts else "" for c in range(len(parts))
+        ]
+        attributes["severity"] = [
+            shifts[c].severity if c in shifts else 0 for c in range(len(parts))
+        ]
+    index = {
+        "format": FORMAT,
+        "config": {**asdict(config), "data_dir": None, "shift_table": None},
+        "shape": image_set.images.shape[1:],
+        "class_names": image_set.class_names,
+        "names": names,
+        "train": train_sizes,
+        "test": test_sizes,
+        "attributes": attributes,
+    }
+
+    def write(folder: Path) -> None:
+        photos = frost_photos(config.data_dir) if shifts else None
+        _write_images(folder, image_set, order, index, shifts, photos, report("writing images"))
+        np.save(folder / "labels.npy", image_set.labels[order])
+        (folder / "index.json").write_text(json.dumps(index))
+
+    store(target, write, lambda: _is_complete(Federation(target)))
+    return Federation(target)
+
+
+def _frost_folder(config: FederationConfig) -> Path | None:
+    """Return the folder with photographs of frost, if they are needed and there."""
+    folder = data_folder(config.data_dir)
+    shifted = config.shift != "none" or config.shift_table is not None
+    if not shifted or folder is None or not (folder / "frost").is_dir():
+        return None
+    return folder / "frost"
+
+
+def _content(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The shift table {path} cannot be read ({error}).") from error
+
+
+def _deal(
+    config: FederationConfig,
+    image_set: ImageSet,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
+    """Return the names of the clients, the sample indices of each, and their attributes."""
+    kind = config.partition
+    if kind == "auto":
+        kind = "dirichlet" if image_set.groups is None else "group"
+    labels, seed = image_set.labels, config.partition_seed
+    if kind in ("group", "group-dirichlet"):
+        if image_set.groups is None:
+            raise InputError(
+                f"The partition {kind!r} needs a source with groups, and {config.source!r} has "
+                f"none: use client/class/image.png or an array 'clients'."
+            )
+        if kind == "group-dirichlet":
+            return _deal_inside_groups(config, image_set, image_set.groups, progress)
+        minimum = config.min_samples or partition.MIN_CLIENT_SAMPLES
+        parts = partition.by_group(image_set.groups, config.clients, minimum)
+        return [image_set.group_names[image_set.groups[part[0]]] for part in parts], parts, {}
+    clients = config.clients or 50
+    if clients > len(labels):
+        raise InputError(
+            f"{clients} clients were asked for and {config.source!r} has {len(labels)} samples: "
+            f"use at most {len(labels) // partition.MIN_CLIENT_SAMPLES} clients."
+        )
+    if kind == "iid":
+        parts = partition.iid(labels, clients, seed)
+    elif kind == "shards":
+        parts = partition.shards(labels, clients, config.classes_per_client, seed)
+    elif kind == "client-dirichlet":
+        samples = max(math.ceil(config.samples / config.train_share - 1e-9), config.samples + 1)
+        parts = partition.client_dirichlet(labels, clients, config.alpha, samples, seed)
+    else:
+        minimum = config.min_samples or _usual_minimum(len(labels), clients)
+        parts = partition.dirichlet(labels, clients, config.alpha, minimum, seed, progress)
+    return [str(client) for client in range(clients)], parts, {}
+
+
+def _deal_inside_groups(
+    config: FederationConfig,
+    image_set: ImageSet,
+    groups: NDArray[np.int64],
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
+    """Split every group over clients of its own by Dirichlet shares."""
+    names, parts, domains = [], [], []
+    count = config.clients_per_group
+    for group, name in enumerate(image_set.group_names):
+        members = np.flatnonzero(groups == group)
+        minimum = config.min_samples or _usual_minimum(len(members), count)
+        inside = partition.dirichlet(
+            image_set.labels[members],
+            count,
+            config.alpha,
+            minimum,
+            config.partition_seed + group,
+            progress,
+        )
+        parts += [members[part] for part in inside]
+        names += [f"{name}-{client}" for client in range(count)]
+        domains += [name] * count
+    return names, parts, {"domain": domains}
+
+
+def _usual_minimum(samples: int, clients: int) -> int:
+    """Return the smallest size of a client where the user has not given one."""
+    return min(10, max(partition.MIN_CLIENT_SAMPLES, samples // clients // 2))
+
+
+def _split(
+    config: FederationConfig, parts: list[NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], list[int], list[int]]:
+    """Shuffle every client's samples and cut them into training and test samples.
+
+    Each client keeps at least one of both. A smaller training fraction keeps the first of the same
+    training samples, so that the sets of 25, 50, 75 and 100 % are nested and the test set is one.
+    """
+    order, train_sizes, test_sizes = [], [], []
+    for client, part in enumerate(parts):
+        random = numpy_generator("split", config.partition_seed, client)
+        shuffled = random.permutation(part)
+        cut = min(max(int(len(part) * config.train_share + 1e-9), 1), len(part) - 1)
+        kept = max(round(cut * config.train_fraction), 1)
+        order += [shuffled[:kept], shuffled[cut:]]
+        train_sizes.append(kept)
+        test_sizes.append(len(part) - cut)
+    return np.concatenate(order), train_sizes, test_sizes
+
+
+def _write_images(
+    folder: Path,
+    image_set: ImageSet,
+    order: NDArray[np.int64],
+    index: dict[str, Any],
+    shifts: dict[int, Shift],
+    frost_photos: list[NDArray[np.uint8]] | None,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write the images client by client, corrupted where they are to be."""
+    shape = (len(order), *image_set.images.shape[1:])
+    images = np.lib.format.open_memmap(
+        folder / "images.npy", mode="w+", dtype=np.uint8, shape=shape
+    )
+    sizes = np.array(index["train"]) + np.array(index["test"])
+    stops = np.cumsum(sizes)
+
+    def fill(client: int) -> None:
+        start, stop = int(stops[client] - sizes[client]), int(stops[client])
+        own = image_set.images[order[start:stop]]
+        if client in shifts:
+            random = numpy_generator("shift", index["config"]["partition_seed"], client)
+            own = corrupt(own, *shifts[client], random, frost_photos)
+        images[start:stop] = own
+
+    with ThreadPoolExecutor() as pool:  # numpy and Pillow work outside the interpreter lock
+        for done, _ in enumerate(pool.map(fill, range(len(sizes))), start=1):
+            if progress is not None:
+                progress(done, len(sizes))
+    images.flush()
+
+
+def _is_complete(federation: Federation) -> bool:
+    """Tell whether a prepared federation is there and its files have the sizes they should."""
+    try:
+        samples = int(federation.train_sizes.sum() + federation.test_sizes.sum())
+        return (
+            federation.index["format"] == FORMAT
+            and federation.images.shape == (samples, *federation.image_shape)
+            and federation.labels.shape == (samples,)
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
