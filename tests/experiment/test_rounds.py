@@ -195,6 +195,17 @@ def test_comparison_table(tiny_config: FederationConfig, tmp_path: Path) -> None
     assert list(read_config(comparison.folder / "config.toml").methods) == ["local", "fedavg"]
 
 
+def test_a_comparison_that_stops_shows_what_it_has(
+    tiny_config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"participation": 1.0, "workers": 2, "output": tmp_path}
+    with pytest.raises(RunStoppedError, match="2 of 4 rounds"):
+        compare(["fedavg", Fragile()], tiny_config, rounds=4, **settings)
+    assert "│ fedavg" in capsys.readouterr().err
+    rows = (tmp_path / "digits-compare" / "comparison.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["method", "fedavg"]
+
+
 def test_run_wants_one_method(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Exactly one method"):
         run("all", output=tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.engine import LocalEngine, one_thread
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.experiment.config import Config, make_config, write_config
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.results import RunResult, make_folder
@@ -112,7 +112,13 @@ def compare_config(config: Config, observer: Observer) -> Comparison:
             subfolder = folder / method.name
             subfolder.mkdir()
             alone = replace(config, methods={name: method})
-            comparison.results.append(run_rounds(method, alone, engine, subfolder, observer))
+            try:
+                result = run_rounds(method, alone, engine, subfolder, observer)
+            except RunStoppedError:
+                if comparison.results:
+                    observer.say(str(comparison))  # what there is so far
+                raise
+            comparison.results.append(result)
             _write_table(comparison)
     return comparison
 
