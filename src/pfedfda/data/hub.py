@@ -8,6 +8,7 @@ the cache.
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -126,6 +127,8 @@ class HubDataset:
             raise InputError(
                 "Datasets of the Hub need the package datasets: pip install 'pfedfda[hub]'."
             ) from None
+        # Its retries would be logged line by line; what is wrong is said below, once.
+        logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
         try:
             if local is not None:
                 datasets.disable_progress_bars()

@@ -14,7 +14,14 @@ from pfedfda.methods.base import (
     weighted_mean,
 )
 from pfedfda.methods.registry import all_methods, expand_names, find_method, register
-from pfedfda.methods.training import Batch, batches, cross_entropy, sgd, to_input
+from pfedfda.methods.training import (
+    Batch,
+    batches,
+    cross_entropy,
+    extract_features,
+    sgd,
+    to_input,
+)
 
 __all__ = [
     "Batch",
@@ -30,6 +37,7 @@ __all__ = [
     "batches",
     "cross_entropy",
     "expand_names",
+    "extract_features",
     "find_method",
     "load",
     "part",

@@ -31,10 +31,9 @@ from pfedfda.methods.base import (
     weighted_mean,
 )
 from pfedfda.methods.registry import register
-from pfedfda.methods.training import Batch, cross_entropy, sgd, to_input
+from pfedfda.methods.training import Batch, cross_entropy, extract_features, sgd
 from pfedfda.models import model_tensors
 
-FEATURE_BATCH = 500
 Matrix = NDArray[np.float64]
 
 
@@ -215,16 +214,8 @@ def class_averages(client: Client) -> tuple[Tensor, Tensor, Tensor]:
     They are those of the client's training samples under the model as it is, on the CPU in double
     precision; zero for absent classes.
     """
-    client.model.eval()
-    with torch.no_grad():
-        features = torch.cat(
-            [
-                client.model.body(to_input(images))
-                for images in torch.split(client.samples.images, FEATURE_BATCH)
-            ]
-        )
-    client.model.train()
-    features, labels = features.cpu().double(), client.samples.labels.cpu()
+    features = extract_features(client).cpu().double()
+    labels = client.samples.labels.cpu()
     counts = torch.bincount(labels, minlength=client.task.num_classes)
     divisor = counts.clamp(min=1)
     sums = features.new_zeros(len(counts), features.shape[1]).index_add_(0, labels, features)

@@ -12,14 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfedfda.gaussian import LOG_OF_ZERO
 from pfedfda.methods.base import Client, Personal, Tensors, Update
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, sgd
 from pfedfda.models import model_tensors
-
-# In place of log 0: no logit can make up for it, and unlike -inf it never gives NaN.
-LOG_OF_ZERO = -1e30
 
 
 @register

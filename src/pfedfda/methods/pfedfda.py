@@ -47,11 +47,9 @@ from pfedfda.methods.base import (
     weighted_mean,
 )
 from pfedfda.methods.registry import register
-from pfedfda.methods.training import Batch, sgd, to_input
+from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, model_tensors
 from pfedfda.seeding import torch_generator
-
-FEATURE_BATCH = 500
 
 
 @register
@@ -255,17 +253,11 @@ class PFedFDA(Method):
 
     def _extract(self, client: Client) -> tuple[Tensor, Tensor]:
         """Return the features and labels of the training samples under the loaded body."""
-        images, labels = client.samples
-        incomplete = len(labels) % client.task.training.batch_size
-        if self.drop_last and incomplete < len(labels):
-            images, labels = images[: len(labels) - incomplete], labels[: len(labels) - incomplete]
-        client.model.eval()
-        with torch.no_grad():
-            parts = [
-                client.model.body(to_input(part)) for part in torch.split(images, FEATURE_BATCH)
-            ]
-        client.model.train()
-        return torch.cat(parts), labels
+        used = client.num_samples
+        incomplete = used % client.task.training.batch_size
+        if self.drop_last and incomplete < used:
+            used -= incomplete
+        return extract_features(client, used), client.samples.labels[:used]
 
     def _estimate(
         self, features: Tensor, labels: Tensor, shared: GaussianStatistics

@@ -22,6 +22,7 @@ class Batch(NamedTuple):
     """Which of the client's training samples these are, on the CPU."""
 
 
+FEATURE_BATCH = 500
 Loss = Callable[[Batch], Tensor]
 
 
@@ -184,6 +185,16 @@ def to_input(images: Tensor) -> Tensor:
     Moving the last axis to the second place without copying is exactly the channels-last layout.
     """
     return images.permute(0, 3, 1, 2).float().mul_(2 / 255).sub_(1)
+
+
+def extract_features(client: Client, samples: int | None = None) -> Tensor:
+    """Return what the body of the scratch model makes of the client's first training samples."""
+    client.model.eval()
+    with torch.no_grad():
+        parts = torch.split(client.samples.images[:samples], FEATURE_BATCH)
+        features = torch.cat([client.model.body(to_input(images)) for images in parts])
+    client.model.train()
+    return features
 
 
 def cross_entropy(model: nn.Module) -> Loss:
