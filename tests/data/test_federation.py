@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pfedfda.data import Federation, FederationConfig, open_source, prepare, preparing
+from pfedfda.data.shift import ShiftName
 from pfedfda.errors import InputError
 from tests.conftest import write_image
 
@@ -62,6 +63,38 @@ def test_training_fractions_are_nested_and_leave_the_test_set(tmp_path: Path) ->
         previous = part
 
 
+@pytest.mark.parametrize("shift", ["none", "paper"])
+def test_validation_images_come_from_the_training_set_alone(
+    tmp_path: Path, shift: ShiftName
+) -> None:
+    config = replace(CONFIG, train_fraction=0.5, shift=shift)
+    whole = prepare(config, cache=tmp_path)
+    held_out = prepare(replace(config, validation_share=0.2), cache=tmp_path)
+    assert whole.attributes == held_out.attributes
+    for client in range(len(whole)):
+        data, part = whole.client(client), held_out.client(client)
+        assert len(part.test_labels) == round(0.2 * len(data.train_labels))
+        # Together they are the training set without validation, to the bit: also where corrupted.
+        both = np.concatenate([part.train_images, part.test_images])
+        np.testing.assert_array_equal(both, data.train_images)
+        labels = np.concatenate([part.train_labels, part.test_labels])
+        np.testing.assert_array_equal(labels, data.train_labels)
+        if shift == "none":  # no two of the digits are equal
+            assert not row_set(part.train_images) & row_set(part.test_images)
+            assert not row_set(both) & row_set(data.test_images)
+
+
+def test_validation_leaves_every_client_one_of_both(tmp_path: Path) -> None:
+    config = FederationConfig(partition="iid", clients=100, train_fraction=0.2)
+    for share in (0.01, 0.99):
+        prepared = prepare(replace(config, validation_share=share), cache=tmp_path)
+        smallest = prepared.test_sizes if share < 0.5 else prepared.train_sizes
+        assert smallest.min() == 1
+        assert (prepared.train_sizes + prepared.test_sizes).min() >= 2
+    with pytest.raises(InputError, match=r"Client \d+ has one training sample.*min-samples"):
+        prepare(replace(config, train_fraction=0.1, validation_share=0.2), cache=tmp_path)
+
+
 def test_extreme_scarcity_has_the_asked_number_of_training_samples(tmp_path: Path) -> None:
     config = FederationConfig(partition="client-dirichlet", clients=20, samples=50)
     prepared = prepare(config, cache=tmp_path)
@@ -83,6 +116,7 @@ def test_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"partition_seed": 1},
         {"train_fraction": 0.5},
         {"train_share": 0.7},
+        {"validation_share": 0.2},
         {"image_size": 32},
         {"partition": "iid"},
     ],
@@ -173,6 +207,8 @@ def test_group_partition_needs_groups(tmp_path: Path) -> None:
         ("train_share", 1.0),
         ("train_fraction", 0.0),
         ("train_fraction", 1.1),
+        ("validation_share", -0.1),
+        ("validation_share", 1.0),
         ("partition_seed", -1),
     ],
 )

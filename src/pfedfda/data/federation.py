@@ -73,6 +73,10 @@ class FederationConfig:
     train_fraction
         The fraction of each client's training samples that is kept: 1, 0.75, 0.5, 0.25 in the
         paper. Test samples are not affected.
+    validation_share
+        To choose settings without a look at test images: this share of each client's kept training
+        samples is held out, and the federation has them in place of the test samples. With 0 there
+        is no validation, and the test samples are those for testing.
     shift
         Corrupt the images of the first half of the clients: none, paper (different
         corruption-severity pairs), or released (the ten pairs of the authors' program).
@@ -98,6 +102,7 @@ class FederationConfig:
     clients_per_group: int = 4
     train_share: float = 0.8
     train_fraction: float = 1.0
+    validation_share: float = 0.0
     shift: ShiftName = "none"
     shift_table: Path | None = None
     partition_seed: int = 42
@@ -125,6 +130,8 @@ class FederationConfig:
             raise InputError(f"train-share is {self.train_share}; it must lie between 0 and 1.")
         if not 0 < self.train_fraction <= 1:
             raise InputError(f"train-fraction is {self.train_fraction}; it must lie in (0, 1].")
+        if not 0 <= self.validation_share < 1:
+            raise InputError(f"validation-share is {self.validation_share}; it must lie in [0, 1).")
         if not 0 <= self.partition_seed < 2**32:
             raise InputError(f"partition-seed is {self.partition_seed}; it must lie in [0, 2^32).")
 
@@ -232,10 +239,11 @@ class Federation:
         height, width, channels = self.image_shape
         sizes = self.train_sizes
         colour = "grey" if channels == 1 else "colour"
+        held_out = "validation" if self.index["config"].get("validation_share") else "test"
         return (
             f"{len(self)} clients, {len(self.class_names)} classes, {height}×{width} {colour}, "
             f"{sizes.min()}-{sizes.max()} training samples a client (median "
-            f"{np.median(sizes):.0f}), {self.test_sizes.sum()} test samples in all"
+            f"{np.median(sizes):.0f}), {self.test_sizes.sum()} {held_out} samples in all"
         )
 
 

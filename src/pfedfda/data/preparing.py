@@ -50,6 +50,8 @@ def prepare(
     source = open_source(config.source, config.image_size, config.data_dir, columns)
     of_source = ("source", "image_size", "data_dir", "shift_table", *SOURCE_COLUMNS)
     settings = {name: v for name, v in asdict(config).items() if name not in of_source}
+    if not config.validation_share:  # federations from before there was validation stay valid
+        del settings["validation_share"]
     frost = _frost_folder(config)
     determined_by = {
         "format": FORMAT,
@@ -194,6 +196,8 @@ def _split(
 
     Each client keeps at least one of both. A smaller training fraction keeps the first of the same
     training samples, so that the sets of 25, 50, 75 and 100 % are nested and the test set is one.
+    For validation, the last of the kept training samples take the place of the test samples; the
+    images of a client begin with the same ones either way, and are corrupted alike.
     """
     order, train_sizes, test_sizes = [], [], []
     for client, part in enumerate(parts):
@@ -201,9 +205,20 @@ def _split(
         shuffled = random.permutation(part)
         cut = min(max(int(len(part) * config.train_share + 1e-9), 1), len(part) - 1)
         kept = max(round(cut * config.train_fraction), 1)
-        order += [shuffled[:kept], shuffled[cut:]]
-        train_sizes.append(kept)
-        test_sizes.append(len(part) - cut)
+        if config.validation_share:
+            if kept < 2:
+                raise InputError(
+                    f"Client {client} has one training sample, and validation needs a second: "
+                    f"raise min-samples or train-fraction, or set validation-share to 0."
+                )
+            held_out = min(max(round(kept * config.validation_share), 1), kept - 1)
+            order.append(shuffled[:kept])
+            train_sizes.append(kept - held_out)
+            test_sizes.append(held_out)
+        else:
+            order += [shuffled[:kept], shuffled[cut:]]
+            train_sizes.append(kept)
+            test_sizes.append(len(part) - cut)
     return np.concatenate(order), train_sizes, test_sizes
 
 
