@@ -69,6 +69,13 @@ class PFedFDA(Method):
     ridge
         The ε whose multiple of the identity is added to every estimated covariance. Too small, and
         training diverges from random initial means; too large, and it is slow.
+    relative_ridge
+        Measure the ridge in units of the mean variance of the features that the covariance is
+        estimated from, so that it means the same for small features and for large ones.
+    scatter
+        For pooled statistics, what the global covariance holds: within (the mean of the clients'
+        own covariances) or total (with the scatter of the clients' class means about the global
+        ones: the covariance of all features about the global means).
     betas
         single (one β for means and covariance), multiple (one each) or none (β = 1, local only).
     folds
@@ -80,13 +87,15 @@ class PFedFDA(Method):
         spectral (exact), reference (L-BFGS-B) or clipped (ten steps of unbounded L-BFGS on the
         clipped β, as in the released program).
     features
-        Which features of a round's training are used for estimates: those of all epochs, or of the
-        last.
+        Which features of a round are used for estimates: those that passed by in all epochs, in the
+        first or in the last, or those of one more pass, before or after training.
     personal
         What serves at a client: stored (Algorithm 1: the body and Gaussians of its last training)
         or fresh (the global body, and Gaussians from one pass over the training samples).
     initial_means
-        Random start of the global means: gaussian (normal around 0) or uniform from 0.
+        Start of the global means: gaussian (normal around 0) or uniform from 0, at random, or
+        estimated (in the first round clients do not train, but send their statistics of the random
+        features).
     initial_scale
         Their standard deviation, or the end of their range. The covariance starts as the identity:
         at a scale of 1 the first classifier is very steep, and larger learning rates diverge.
@@ -95,6 +104,11 @@ class PFedFDA(Method):
     shrinkage
         Before a classifier is solved for, this share of the covariance is replaced by a multiple of
         the identity with the same trace.
+    temperature
+        Divides the logits while training, all but the priors' part: above 1, the classifier is less
+        steep.
+    label_smoothing
+        The share of the target that is spread over all classes while training.
     drop_last
         Leave out the last incomplete batch of an epoch.
     max_norm
@@ -112,16 +126,20 @@ class PFedFDA(Method):
     statistics: Literal["interpolated", "pooled"] = "pooled"
     keep: float = 0.2
     ridge: float = 0.1
+    relative_ridge: bool = False
+    scatter: Literal["within", "total"] = "within"
     betas: Literal["single", "multiple", "none"] = "single"
     folds: int = 2
     grouped_folds: bool = True
     solver: Literal["spectral", "reference", "clipped"] = "spectral"
-    features: Literal["all", "last"] = "all"
+    features: Literal["all", "first", "last", "before", "after"] = "all"
     personal: Literal["stored", "fresh"] = "fresh"
-    initial_means: Literal["gaussian", "uniform"] = "gaussian"
+    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
     initial_scale: float = 0.3
     prior_smoothing: float = 1e-4
     shrinkage: float = 0.0
+    temperature: float = 1.0
+    label_smoothing: float = 0.0
     drop_last: bool = False
     max_norm: float = 10.0
 
@@ -140,6 +158,12 @@ class PFedFDA(Method):
             raise InputError(f"max-norm is {self.max_norm}; it must be 0 or more.")
         if not 0 <= self.shrinkage <= 1:
             raise InputError(f"shrinkage is {self.shrinkage}; it must lie in [0, 1].")
+        if not self.temperature > 0:
+            raise InputError(f"The temperature is {self.temperature}; it must be above 0.")
+        if not 0 <= self.label_smoothing < 1:
+            raise InputError(f"label-smoothing is {self.label_smoothing}; it must lie in [0, 1).")
+        if self.statistics == "interpolated" and self.initial_means == "estimated":
+            raise InputError("Only pooled statistics can start from estimated means.")
         if self.statistics == "pooled" and self.personal == "stored":
             raise InputError(
                 "Pooled statistics have no interpolated ones to store: use personal fresh."
@@ -167,19 +191,23 @@ class PFedFDA(Method):
     def train(self, client: Client, message: Tensors) -> Update:
         """Train the body against the global classifier, then estimate (lines 6 to 12)."""
         shared = _statistics_of(message)
-        self._load(client.model, message, shared, self._priors(client))
-        features, labels, rows, loss = self._train_body(client)
+        self._load(client.model, message, shared, self._priors(client), self.temperature)
+        metrics: dict[str, float] = {}
+        if self.initial_means == "estimated" and client.round == 1:
+            features, labels, rows = self._extract(client)
+        else:
+            features, labels, rows, metrics["train_loss"] = self._train_body(client)
         if self.statistics == "pooled":
             with client.timer("statistics"):
                 estimate = self._estimate(features, labels, shared)
                 counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
             sent = _packed(estimate) | {"counts": counts.float()}
-            return self._update(client, sent, {"train_loss": loss})
+            return self._update(client, sent, metrics)
         betas, mixed = self._adapt(client, features, labels, rows, shared)
         client.state = _packed(mixed) | {"betas": torch.tensor([betas.means, betas.covariance])}
         if self.personal == "stored":
             client.state |= part(model_tensors(client.model), "body")
-        return self._update(client, _packed(mixed), {"train_loss": loss} | self._metrics(betas))
+        return self._update(client, _packed(mixed), metrics | self._metrics(betas))
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average the bodies and form the global Gaussians (line 14)."""
@@ -187,12 +215,15 @@ class PFedFDA(Method):
             return weighted_mean(updates)
         sums = torch.zeros(state["means"].shape, dtype=torch.float64)
         counts = torch.zeros(len(sums), dtype=torch.float64)
+        squares = torch.zeros(sums.shape[1], sums.shape[1], dtype=torch.float64)
 
         def without_means() -> Iterator[Update]:
             for update in updates:
                 tensors = dict(update.tensors)
                 of_client = tensors.pop("counts").double()
-                sums.add_(of_client[:, None] * tensors.pop("means"))
+                means = tensors.pop("means").double()
+                sums.add_(of_client[:, None] * means)
+                squares.add_(means.T @ (of_client[:, None] * means))
                 counts.add_(of_client)
                 yield replace(update, tensors=tensors)
 
@@ -201,7 +232,11 @@ class PFedFDA(Method):
         # A class is first seen as it is: its random start carries no information. Until then the
         # mean of everything stands in for it, and a class that nobody holds now keeps its mean.
         stand_in = torch.where(seen[:, None], state["means"], (sums.sum(0) / counts.sum()).float())
-        fresh = (sums / counts.clamp(min=1)[:, None]).float()
+        means = sums / counts.clamp(min=1)[:, None]
+        if self.scatter == "total":
+            between = (squares - means.T @ (counts[:, None] * means)) / counts.sum()
+            average["covariance"] += pack_symmetric(between).float()
+        fresh = means.float()
         moved = torch.where(seen[:, None], self._moving(state["means"], fresh), fresh)
         average["means"] = torch.where(held[:, None], moved, stand_in)
         if seen.any():
@@ -221,9 +256,8 @@ class PFedFDA(Method):
             return Personal(client.model, self._metrics(betas))
         shared = _statistics_of(message)
         self._load(client.model, message, shared, self._priors(client))
-        with client.timer("network"):
-            features, labels = self._extract(client)
-        betas, mixed = self._adapt(client, features, labels, None, shared)
+        features, labels, rows = self._extract(client)
+        betas, mixed = self._adapt(client, features, labels, rows, shared)
         self._load(client.model, message, mixed, self._priors(client))
         return Personal(client.model, self._metrics(betas))
 
@@ -241,31 +275,52 @@ class PFedFDA(Method):
         def loss(batch: Batch) -> Tensor:
             features = body(batch.images)
             seen.append((features.detach(), batch.labels, batch.rows))
-            return F.cross_entropy(head(features), batch.labels)
+            return F.cross_entropy(
+                head(features), batch.labels, label_smoothing=self.label_smoothing
+            )
 
+        if self.features == "before":
+            before = self._extract(client)
         mean_loss = sgd(
             client, body.parameters(), loss, drop_last=self.drop_last, max_norm=self.max_norm
         )
+        if self.features == "before":
+            return *before, mean_loss
+        if self.features == "after":
+            return *self._extract(client), mean_loss
+        steps = len(seen) // client.task.training.epochs
         if self.features == "last":
-            seen = seen[-(len(seen) // client.task.training.epochs) :]
+            seen = seen[-steps:]
+        elif self.features == "first":
+            seen = seen[:steps]
         features, labels, rows = (torch.cat(parts) for parts in zip(*seen, strict=True))
         return features, labels, rows, mean_loss
 
-    def _extract(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Return the features and labels of the training samples under the loaded body."""
+    def _extract(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features, labels and rows of the training samples under the loaded body."""
         used = client.num_samples
         incomplete = used % client.task.training.batch_size
         if self.drop_last and incomplete < used:
             used -= incomplete
-        return extract_features(client, used), client.samples.labels[:used]
+        with client.timer("network"):
+            features = extract_features(client, used)
+        return features, client.samples.labels[:used], torch.arange(used)
 
     def _estimate(
         self, features: Tensor, labels: Tensor, shared: GaussianStatistics
     ) -> GaussianStatistics:
         """Estimate means and covariance (line 8); absent classes take the global mean."""
+        ridge = self._ridge(features, labels, len(shared.means))
         return estimate_statistics(
-            features, labels, len(shared.means), prior_means=shared.means, ridge=self.ridge
+            features, labels, len(shared.means), prior_means=shared.means, ridge=ridge
         )
+
+    def _ridge(self, features: Tensor, labels: Tensor, classes: int) -> float:
+        """Return the ridge for covariances of these features."""
+        if not self.relative_ridge:
+            return self.ridge
+        covariance = estimate_statistics(features, labels, classes).covariance
+        return self.ridge * float(covariance.diagonal().mean())
 
     def _adapt(
         self,
@@ -283,7 +338,7 @@ class PFedFDA(Method):
             sample_ids=rows,
             betas=self.betas,
             n_folds=self.folds,
-            ridge=self.ridge,
+            ridge=self._ridge(features, labels, len(shared.means)),
             grouped=self.grouped_folds,
             solver=self.solver,
             generator=client.generator,
@@ -292,13 +347,19 @@ class PFedFDA(Method):
         return adaptation.betas, adaptation.statistics
 
     def _load(
-        self, model: Model, tensors: Tensors, statistics: GaussianStatistics, priors: Tensor
+        self,
+        model: Model,
+        tensors: Tensors,
+        statistics: GaussianStatistics,
+        priors: Tensor,
+        temperature: float = 1.0,
     ) -> None:
         """Put a body and the Bayes classifier of the statistics into a model."""
         load(model, part(tensors, "body"))
         covariance = statistics.covariance.double()
         spherical = covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
         covariance = (1 - self.shrinkage) * covariance + self.shrinkage * spherical
+        covariance = temperature * covariance
         classifier = bayes_classifier(replace(statistics, covariance=covariance), priors)
         with torch.no_grad():
             # Single precision first: not every device has double.
@@ -363,7 +424,7 @@ class PFedFDAReleased(PFedFDA):
     betas: Literal["single", "multiple", "none"] = "multiple"
     grouped_folds: bool = False
     solver: Literal["spectral", "reference", "clipped"] = "clipped"
-    initial_means: Literal["gaussian", "uniform"] = "uniform"
+    initial_means: Literal["gaussian", "uniform", "estimated"] = "uniform"
     initial_scale: float = 1.0
     shrinkage: float = 1e-4
     drop_last: bool = True
