@@ -1,6 +1,6 @@
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,72 @@ from pfedfda.errors import InputError
 from pfedfda.experiment import run
 from pfedfda.gaussian import GaussianStatistics, adapt, pack_symmetric, unpack_symmetric
 from pfedfda.methods import Task, Tensors, Update, to_input
-from pfedfda.methods.pfedfda import PFedFDA, PFedFDAPaper, PFedFDAReleased
+from pfedfda.methods.pfedfda import PFedFDA, PFedFDAPaper, PFedFDAPooled, PFedFDAReleased
 from pfedfda.models import ModelConfig
 from tests.methods.toy import TASK, make_client, parameters_of, same
 
 LABELS = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1]  # class 3 is absent
-ALGORITHM_1 = PFedFDA(statistics="interpolated", ridge=1.0)
+ALGORITHM_1 = PFedFDA(statistics="interpolated", ridge=1.0, features="all")
+
+
+COMMON = {
+    "relative_ridge": False,
+    "scatter": "within",
+    "folds": 2,
+    "features": "all",
+    "temperature": 1.0,
+    "label_smoothing": 0.0,
+    "initial_means": "gaussian",
+    "shrinkage": 0.0,
+    "drop_last": False,
+}
+PRESETS = {
+    PFedFDAPooled: COMMON
+    | {
+        "statistics": "pooled",
+        "keep": 0.2,
+        "ridge": 0.1,
+        "betas": "single",
+        "grouped_folds": True,
+        "solver": "spectral",
+        "personal": "fresh",
+        "initial_scale": 0.3,
+        "prior_smoothing": 1e-4,
+        "max_norm": 10.0,
+    },
+    PFedFDAPaper: COMMON
+    | {
+        "statistics": "interpolated",
+        "ridge": 0.3,
+        "betas": "single",
+        "grouped_folds": True,
+        "solver": "spectral",
+        "personal": "stored",
+        "initial_scale": 1.0,
+        "prior_smoothing": 0.0,
+        "max_norm": 0.0,
+    },
+    PFedFDAReleased: COMMON
+    | {
+        "statistics": "interpolated",
+        "ridge": 1.0,
+        "betas": "multiple",
+        "grouped_folds": False,
+        "solver": "clipped",
+        "personal": "fresh",
+        "initial_means": "uniform",
+        "initial_scale": 1.0,
+        "prior_smoothing": 1e-4,
+        "shrinkage": 1e-4,
+        "drop_last": True,
+        "max_norm": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_do_not_follow_the_default(preset: type[PFedFDA]) -> None:
+    assert PRESETS[preset].items() <= asdict(preset()).items()
 
 
 def num_floats(tensors: Tensors) -> int:
@@ -134,7 +194,7 @@ def test_algorithm_1_sends_what_it_interpolated() -> None:
 def test_without_interpolation_only_local_data_counts() -> None:
     method = replace(ALGORITHM_1, betas="none")
     update = method.train(make_client(LABELS), method.init(TASK))
-    plain = PFedFDA(ridge=1.0)
+    plain = PFedFDA(ridge=1.0, features="all")
     expected = plain.train(make_client(LABELS), plain.message(plain.init(TASK), 0))
     assert update.metrics["beta"] == 1
     for name in ("means", "covariance"):

@@ -14,7 +14,8 @@ others. Each is a hyper-parameter; four named presets fix them all:
 - ``pfedfda-paper``: Algorithm 1 as written, with a ridge that trains;
 - ``pfedfda-released``: what the released program does;
 - ``pfedfda-pooled``: the server pools plain estimates, and β is fitted when a client personalises;
-- ``pfedfda``: the default, at present the same as ``pfedfda-pooled``.
+- ``pfedfda``: the default, pooled statistics of the features before training (docs/search.md says
+  how it was chosen).
 """
 
 from collections.abc import Iterable, Iterator
@@ -132,7 +133,7 @@ class PFedFDA(Method):
     folds: int = 2
     grouped_folds: bool = True
     solver: Literal["spectral", "reference", "clipped"] = "spectral"
-    features: Literal["all", "first", "last", "before", "after"] = "all"
+    features: Literal["all", "first", "last", "before", "after"] = "before"
     personal: Literal["stored", "fresh"] = "fresh"
     initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
     initial_scale: float = 0.3
@@ -390,6 +391,12 @@ class PFedFDAPooled(PFedFDA):
     title: ClassVar[str] = "pFedFDA (pooled)"
     is_preset: ClassVar[bool] = True
 
+    keep: float = 0.2
+    ridge: float = 0.1
+    features: Literal["all", "first", "last", "before", "after"] = "all"
+    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
+    initial_scale: float = 0.3
+
 
 @register
 @dataclass(frozen=True)
@@ -403,7 +410,9 @@ class PFedFDAPaper(PFedFDA):
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 0.3
+    features: Literal["all", "first", "last", "before", "after"] = "all"
     personal: Literal["stored", "fresh"] = "stored"
+    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
     initial_scale: float = 1.0
     prior_smoothing: float = 0.0
     max_norm: float = 0.0
@@ -424,6 +433,7 @@ class PFedFDAReleased(PFedFDA):
     betas: Literal["single", "multiple", "none"] = "multiple"
     grouped_folds: bool = False
     solver: Literal["spectral", "reference", "clipped"] = "clipped"
+    features: Literal["all", "first", "last", "before", "after"] = "all"
     initial_means: Literal["gaussian", "uniform", "estimated"] = "uniform"
     initial_scale: float = 1.0
     shrinkage: float = 1e-4
