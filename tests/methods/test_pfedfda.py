@@ -26,8 +26,6 @@ COMMON = {
     "scatter": "within",
     "folds": 2,
     "features": "all",
-    "temperature": 1.0,
-    "label_smoothing": 0.0,
     "initial_means": "gaussian",
     "shrinkage": 0.0,
     "drop_last": False,
@@ -430,6 +428,7 @@ def test_learns_the_digits(tmp_path: Path) -> None:
         {"prior_smoothing": -0.1},
         {"shrinkage": 2.0},
         {"personal": "stored"},
+        {"statistics": "interpolated", "initial_means": "estimated"},
     ],
 )
 def test_bad_hyper_parameters(fields: dict[str, float]) -> None:

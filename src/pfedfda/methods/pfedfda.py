@@ -5,7 +5,7 @@ NeurIPS 2024. Numbers of lines are those of its Algorithm 1.
 
 The server holds a feature extractor φ and global class means μ_g and a covariance Σ_g of the
 features. A client trains φ against the Bayes classifier of these Gaussians, estimates its own μ̂ and
-Σ̂ from the features that passed by while training, and uses an interpolation β μ̂ + (1 - β) μ_g,
+Σ̂ from the features of its samples, and uses an interpolation β μ̂ + (1 - β) μ_g,
 likewise for Σ, whose β it finds by cross-validation.
 
 The paper leaves some choices open, and the authors' released program differs from the text in
@@ -105,11 +105,6 @@ class PFedFDA(Method):
     shrinkage
         Before a classifier is solved for, this share of the covariance is replaced by a multiple of
         the identity with the same trace.
-    temperature
-        Divides the logits while training, all but the priors' part: above 1, the classifier is less
-        steep.
-    label_smoothing
-        The share of the target that is spread over all classes while training.
     drop_last
         Leave out the last incomplete batch of an epoch.
     max_norm
@@ -139,8 +134,6 @@ class PFedFDA(Method):
     initial_scale: float = 0.3
     prior_smoothing: float = 1e-4
     shrinkage: float = 0.0
-    temperature: float = 1.0
-    label_smoothing: float = 0.0
     drop_last: bool = False
     max_norm: float = 10.0
 
@@ -159,10 +152,6 @@ class PFedFDA(Method):
             raise InputError(f"max-norm is {self.max_norm}; it must be 0 or more.")
         if not 0 <= self.shrinkage <= 1:
             raise InputError(f"shrinkage is {self.shrinkage}; it must lie in [0, 1].")
-        if not self.temperature > 0:
-            raise InputError(f"The temperature is {self.temperature}; it must be above 0.")
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(f"label-smoothing is {self.label_smoothing}; it must lie in [0, 1).")
         if self.statistics == "interpolated" and self.initial_means == "estimated":
             raise InputError("Only pooled statistics can start from estimated means.")
         if self.statistics == "pooled" and self.personal == "stored":
@@ -192,7 +181,7 @@ class PFedFDA(Method):
     def train(self, client: Client, message: Tensors) -> Update:
         """Train the body against the global classifier, then estimate (lines 6 to 12)."""
         shared = _statistics_of(message)
-        self._load(client.model, message, shared, self._priors(client), self.temperature)
+        self._load(client.model, message, shared, self._priors(client))
         metrics: dict[str, float] = {}
         if self.initial_means == "estimated" and client.round == 1:
             features, labels, rows = self._extract(client)
@@ -276,9 +265,7 @@ class PFedFDA(Method):
         def loss(batch: Batch) -> Tensor:
             features = body(batch.images)
             seen.append((features.detach(), batch.labels, batch.rows))
-            return F.cross_entropy(
-                head(features), batch.labels, label_smoothing=self.label_smoothing
-            )
+            return F.cross_entropy(head(features), batch.labels)
 
         if self.features == "before":
             before = self._extract(client)
@@ -348,19 +335,13 @@ class PFedFDA(Method):
         return adaptation.betas, adaptation.statistics
 
     def _load(
-        self,
-        model: Model,
-        tensors: Tensors,
-        statistics: GaussianStatistics,
-        priors: Tensor,
-        temperature: float = 1.0,
+        self, model: Model, tensors: Tensors, statistics: GaussianStatistics, priors: Tensor
     ) -> None:
         """Put a body and the Bayes classifier of the statistics into a model."""
         load(model, part(tensors, "body"))
         covariance = statistics.covariance.double()
         spherical = covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
         covariance = (1 - self.shrinkage) * covariance + self.shrinkage * spherical
-        covariance = temperature * covariance
         classifier = bayes_classifier(replace(statistics, covariance=covariance), priors)
         with torch.no_grad():
             # Single precision first: not every device has double.
