@@ -104,6 +104,7 @@ def save(
             paths.append(path.with_name(f"{path.name}.{kind}"))
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(paths[-1], dpi=150, metadata=metadata)
+            figure.set_layout_engine("none")  # once is enough
     return paths
 
 

@@ -31,7 +31,10 @@
         highlight(item.dataset.m);
       }
     });
-    button.addEventListener("pointerleave", () => highlight(null));
+    button.addEventListener("focus", () => {
+      if (button.matches(":focus-visible")) highlight(item.dataset.m);
+    });
+    for (const end of ["pointerleave", "blur"]) button.addEventListener(end, () => highlight(null));
     return button;
   });
   if (items.length > 2) {

@@ -176,7 +176,15 @@ def _title(groups: Sequence[Group], suite: PaperTable | None) -> str:
     who = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
     if len(groups) > 1:
         return f"{who} on {len(groups)} federations"
-    return f"{who} on {groups[0].runs[0].setting('federation', 'source') or 'a federation'}"
+    return f"{who} on {_source(groups[0].runs[0])}"
+
+
+def _source(run: Run) -> str:
+    """Return where the images come from, in short: of a path only the name."""
+    name = Path(_text(run.setting("federation", "source"))).name or "a federation"
+    shift = run.setting("federation", "shift")
+    shifted = run.setting("federation", "shift_table") or shift not in (None, "none")
+    return f"{name}, shifted" if shifted else name
 
 
 def _header(groups: Sequence[Group], title: str, suite: PaperTable | None) -> str:
@@ -192,14 +200,12 @@ def _header(groups: Sequence[Group], title: str, suite: PaperTable | None) -> st
         if run.status != "complete"
     ]
     notes += [f"{escape(name)} has no results yet." for g in groups for name in g.unfinished]
+    told = "".join(f"<li><b>{escape(value)}</b> {escape(name)}</li>" for value, name in facts)
     return (
         f'<header><p class="brand">pfedfda</p><h1>{escape(title)}</h1>'
         f'<p class="about">{escape(" · ".join(about))}</p>'
         f'<div class="headline"><p class="big">{escape(big)}</p><p class="what">{escape(what)}</p>'
-        + "".join(
-            f'<p class="fact"><b>{escape(value)}</b> {escape(name)}</p>' for value, name in facts
-        )
-        + "</div>"
+        f'</div><ul class="facts">{told}</ul>'
         + "".join(f'<p class="warning">{note}</p>' for note in notes)
         + "</header>"
     )
@@ -208,13 +214,13 @@ def _header(groups: Sequence[Group], title: str, suite: PaperTable | None) -> st
 def _about(group: Group) -> str:
     run = group.runs[0]
     clients = max(len(run.clients) for run in group.runs)
-    parts = [str(run.setting("federation", "source") or "")]
+    parts = [_source(run)]
     parts += [f"{clients} client{'s' if clients > 1 else ''}"] if clients else []
     rounds = max(run.rounds for run in group.runs)
     parts += [f"{rounds} round{'s' if rounds != 1 else ''}"]
     seeds = sorted({str(r.setting("schedule", "seed")) for r in group.runs} - {"None"})
     parts += [f"seed {', '.join(seeds)}"] if seeds else []
-    return " · ".join(part for part in parts if part)
+    return " · ".join(parts)
 
 
 def _headline(
@@ -242,7 +248,9 @@ def _headline(
     first, *others = ranked[0]
     rounds = first.metrics[-1]["round"] or first.rounds
     what = f"mean test accuracy of {first.label}"
-    what += f", the highest of {len(others) + 1} runs," if others else ""
+    methods = len({run.method for run in ranked[0]})
+    many = f"{methods} methods" if methods == len(ranked[0]) else f"{len(ranked[0])} runs"
+    what += f", the highest of {many}," if others else ""
     clients = len(first.clients)
     what += f" over {clients} client{'s' if clients > 1 else ''} after {rounds:.0f} round"
     what += "s" if rounds != 1 else ""
@@ -252,7 +260,7 @@ def _headline(
     facts += [
         (number(first.summary["weighted_accuracy"]), "weighted by test size"),
         (number(first.summary["worst_tenth_accuracy"]), "worst tenth of the clients"),
-        (number(first.summary["std_accuracy"]), "standard deviation over clients"),
+        (number(first.summary["std_accuracy"]), "std over clients"),
     ]
     return number(first.mean), what, facts
 
@@ -296,8 +304,8 @@ def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
     if group.counts is not None:
         largest = max(max(row) for row in group.counts.counts)
         text = (
-            "Training samples by client and class; the area of a circle is their number, the "
-            f"largest {largest:,}."
+            "Training samples by client and class. The area of a circle is their number; the "
+            f"largest stands for {largest:,}."
         )
         content = f'<figure class="plot">{plots.class_bubbles(group)}</figure>'
         sections.append(Section("Who holds what", text, content))

@@ -87,10 +87,10 @@ def nice_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> l
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def plain_number(value: float) -> str:
-    """Return a tick as people write it: no exponent, no trailing zeros, thin thousands."""
-    text = f"{value:,.6f}".rstrip("0").rstrip(".").replace(",", "\u2009")
-    return "0" if text == "-0" else text.replace("-", "\u2212")
+def write_ticks(ticks: Sequence[float]) -> list[str]:
+    """Return ticks as people write them: no exponent, as many decimals as needed, all the same."""
+    decimals = next(d for d in range(13) if all(abs(t - round(t, d)) < 1e-12 for t in ticks))
+    return [f"{tick:,.{decimals}f}".replace(",", "\u2009").replace("-", "\u2212") for tick in ticks]
 
 
 def chart(
@@ -101,6 +101,7 @@ def chart(
     name: str,
     band: tuple[float, float, str] | None = None,
     lines: bool = True,
+    labels: bool = True,
 ) -> str:
     """Return a line chart or a scatter plot, in both widths.
 
@@ -116,12 +117,14 @@ def chart(
         A range of x to shade, with its name.
     lines
         Whether points are joined.
+    labels
+        Whether to name the lines at their ends, where there is room.
     """
     drawn = [s for s in series if any(value is not None for value in s.ys)]
     if not drawn:
         return '<p class="empty">There is nothing to draw yet.</p>'
     return "".join(
-        _chart(drawn, x, y, name, band, lines, width, kind)
+        _chart(drawn, x, y, name, band, lines, labels, width, kind)
         for width, kind in ((WIDE, "wide"), (NARROW, "narrow"))
     )
 
@@ -133,20 +136,23 @@ def _chart(
     name: str,
     band: tuple[float, float, str] | None,
     lines: bool,
+    labels: bool,
     width: float,
     kind: str,
 ) -> str:
     wide = kind == "wide"
     height = 400.0 if wide else 290.0
-    labels = wide and lines and (len(series) > 1)
+    labels = labels and lines and wide and len(series) > 1
     room = min(170.0, 26 + 7.0 * max(len(s.label) for s in series)) if labels else 14.0
-    left, right, top, bottom = 54.0 if wide else 44.0, room, 14.0, 46.0
+    right, top, bottom = room, 14.0, 46.0
 
     xs = [v for s in series for v, u in zip(s.xs, s.ys, strict=True) if u is not None]
     ys = [v for s in series for v in s.ys if v is not None]
     x_low, x_high = _ends(x, xs)
     x_ticks = nice_ticks(x_low, x_high, 8 if wide else 4, x.whole)
-    y_ticks = nice_ticks(*_ends(y, ys), 6 if wide else 5, y.whole)
+    y_ticks = nice_ticks(*_ends(y, ys), 8 if wide else 5, y.whole)
+    y_texts = write_ticks(y_ticks)
+    left = 30.0 + 7.0 * max(len(text) for text in y_texts)
     if not x_high > x_low:
         x_low, x_high = x_ticks[0], x_ticks[-1]
     x_ticks = [tick for tick in x_ticks if x_low - 1e-9 <= tick <= x_high + 1e-9]
@@ -171,19 +177,19 @@ def _chart(
             f'height="{height - top - bottom:g}"/><text class="band-name" x="{start + 5:.1f}" '
             f'y="{top + 13:g}">{escape(band[2])}</text>'
         )
-    for tick in y_ticks:
+    for tick, text in zip(y_ticks, y_texts, strict=True):
         at = place_y(tick)
         parts.append(
             f'<path class="grid" d="M{left:g} {at:.1f}H{width - right:g}"/>'
             f'<text class="tick" x="{left - 8:g}" y="{at + 4:.1f}" text-anchor="end">'
-            f"{plain_number(tick)}</text>"
+            f"{text}</text>"
         )
-    for tick in x_ticks:
+    for tick, text in zip(x_ticks, write_ticks(x_ticks), strict=True):
         at = place_x(tick)
         parts.append(
             f'<path class="grid tickmark" d="M{at:.1f} {height - bottom:g}v5"/>'
             f'<text class="tick" x="{at:.1f}" y="{height - bottom + 19:g}" '
-            f'text-anchor="middle">{plain_number(tick)}</text>'
+            f'text-anchor="middle">{text}</text>'
         )
     middle = left + (width - left - right) / 2
     parts.append(
@@ -293,7 +299,7 @@ def _bubbles(
     step_y = max(5.0, min(26.0, 420 / len(rows)))
     height = top + bottom + step_y * len(rows)
     largest = max((counts[c][r] for c in columns for r in rows), default=0) or 1
-    radius = max(min(max(step_x, 7.0), step_y) * 0.56, 2.0)
+    radius = max(min(max(step_x, 7.0), step_y) * 0.7, 2.0)
     parts = [
         f'<svg class="chart {kind}" viewBox="0 0 {width:g} {height:g}" role="img" '
         f'aria-label="Training samples by client and class">'

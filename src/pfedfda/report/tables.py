@@ -235,8 +235,9 @@ def time_by_component(shown: Sequence[Shown], key: str) -> str:
     wall = []
     for s in shown:
         phases = {name: value for name, value in s.run.seconds.items() if name != "total"}
+        # The small rest, such as writing files, is not worth a colour.
         rest = s.run.seconds.get("total", 0.0) - sum(phases.values())
-        wall.append(phases | ({"other": rest} if rest > 0.005 else {}))
+        wall.append(phases | ({"other": rest} if rest > 0.01 * s.run.seconds["total"] else {}))
     inside = [s.run.client_seconds for s in shown]
     views = [view(_bars(shown, wall), 0), view(_bars(shown, inside), 1)]
     choices = [["on the clock", "inside the clients, summed"]]
