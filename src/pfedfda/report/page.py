@@ -14,7 +14,7 @@ from urllib.parse import quote
 from pfedfda.errors import InputError
 from pfedfda.report import plots, tables
 from pfedfda.report.paper_table import PaperTable
-from pfedfda.report.plots import Shown, number
+from pfedfda.report.plots import Shown, counted, number
 from pfedfda.report.runs import Group, Run, read_groups
 from pfedfda.report.styles import Style, styles_of
 from pfedfda.report.svg import marker
@@ -194,7 +194,7 @@ def _header(groups: Sequence[Group], title: str, suite: PaperTable | None) -> st
     about = [_about(groups[0])] if len(groups) == 1 else [f"{len(runs)} runs"]
     about += [" to ".join(dict.fromkeys([dates[0], dates[-1]]))] if dates else []
     notes = [
-        f"{escape(run.label)} stopped after {run.rounds} rounds"
+        f"{escape(run.label)} stopped after {counted(run.rounds, 'round')}"
         f"{': ' + escape(run.reason) if run.reason else '.'}"
         for run in runs
         if run.status != "complete"
@@ -215,9 +215,8 @@ def _about(group: Group) -> str:
     run = group.runs[0]
     clients = max(len(run.clients) for run in group.runs)
     parts = [_source(run)]
-    parts += [f"{clients} client{'s' if clients > 1 else ''}"] if clients else []
-    rounds = max(run.rounds for run in group.runs)
-    parts += [f"{rounds} round{'s' if rounds != 1 else ''}"]
+    parts += [counted(clients, "client")] if clients else []
+    parts += [counted(max(run.rounds for run in group.runs), "round")]
     seeds = sorted({str(r.setting("schedule", "seed")) for r in group.runs} - {"None"})
     parts += [f"seed {', '.join(seeds)}"] if seeds else []
     return " · ".join(parts)
@@ -251,9 +250,7 @@ def _headline(
     methods = len({run.method for run in ranked[0]})
     many = f"{methods} methods" if methods == len(ranked[0]) else f"{len(ranked[0])} runs"
     what += f", the highest of {many}," if others else ""
-    clients = len(first.clients)
-    what += f" over {clients} client{'s' if clients > 1 else ''} after {rounds:.0f} round"
-    what += "s" if rounds != 1 else ""
+    what += f" over {counted(len(first.clients), 'client')} after {counted(rounds, 'round')}"
     facts = []
     if others and first.mean is not None and others[0].mean is not None:
         facts.append((f"+{number(first.mean - others[0].mean)}", f"over {others[0].label}, next"))

@@ -235,6 +235,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:,.{digits}f}".replace("-", "\u2212")
 
 
+def counted(count: float, thing: str) -> str:
+    """Return ``1 client``, ``2 clients``."""
+    return f"{count:.0f} {thing}{'' if count == 1 else 's'}"
+
+
 def view(content: str, a: int, b: int = 0) -> str:
     """Return one of the views of a switched figure."""
     return f'<div class="view" data-a="{a}" data-b="{b}">{content}</div>'

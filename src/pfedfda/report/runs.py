@@ -14,6 +14,7 @@ from pfedfda.report.styles import title_of
 
 ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
 COUNTS = ("bytes_up", "bytes_down", "bytes_up_per_round", "bytes_down_per_round")
+LARGEST = 1e18  # more bytes or seconds than any run can have
 COUNTS_SO_FAR = ("round", "seconds", "bytes_up", "bytes_down")
 
 
@@ -368,7 +369,11 @@ def _number(value: Any, name: str, where: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         raise InputError(f"{name} in {where} is {value!r}; it must be a number.") from None
-    return number if math.isfinite(number) else None
+    if not math.isfinite(number):
+        return None
+    if abs(number) > LARGEST:
+        raise InputError(f"{name} in {where} is {value!r}; it must not exceed {LARGEST:g}.")
+    return number
 
 
 def _numbers(values: Mapping[str, Any], path: Path) -> dict[str, float]:

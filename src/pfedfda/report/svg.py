@@ -76,15 +76,16 @@ def nice_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> l
     whole
         Whether only whole numbers are allowed.
     """
-    if not high > low:
-        low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
+        half = max(abs(low), 1.0) / 2
+        low, high = low - half, low + half
     step = 10 ** math.floor(math.log10((high - low) / most))
     sizes = [step * factor for factor in (1, 2, 5, 10, 20)]
     step = next(size for size in sizes if (high - low) / size <= most)
     if whole:
         step = max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
 
 
 def write_ticks(ticks: Sequence[float]) -> list[str]:

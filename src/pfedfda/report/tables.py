@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from pfedfda.report.paper_table import PaperCell, PaperTable
-from pfedfda.report.plots import Shown, number, switched, time_unit, view
+from pfedfda.report.plots import Shown, counted, number, switched, time_unit, view
 from pfedfda.report.runs import Run
 
 MOST_CLIENTS = 200
@@ -181,7 +181,7 @@ def _beta_cell(betas: Sequence[float], kind: str = "") -> str:
     mean = _mean(betas)
     if mean is None:
         return f'<td class="n{kind}">–</td>'
-    many = f"{len(betas)} client{'s' if len(betas) > 1 else ''}"
+    many = counted(len(betas), "client")
     shade = min(max(mean, 0.0), 1.0)
     return f'<td class="n warm{kind}" style="--v:{shade:.2f}" title="{many}">{number(mean, 2)}</td>'
 
