@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -194,6 +196,10 @@ def test_paper_numbers_stand_beside_ours(tmp_path: Path) -> None:
     page = page_of(folder, suite=suite)
     for text in ("0.125", "+0.125", "0.625", "Fewer rounds.", "over 1 of 3 numbers"):
         assert text in page.text
+    many = PaperTable("Table 1", list("abcd"), [PaperRow("x", [*cells, PaperCell(0.5, 0, 0.4)])])
+    page = page_of(folder, suite=many)
+    assert page.count("tr", class_="difference") == 1
+    assert "\u22120.100" in page.text
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         PaperTable("Table 1", ["a", "b"], [PaperRow("x", [PaperCell()])])
 
@@ -265,6 +271,17 @@ def test_broken_files_are_named_in_one_sentence(
         write_report([path.parent], tmp_path / "report")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "report").exists()
+
+
+def test_a_run_named_twice_is_shown_once(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
+    (group,) = read_groups([folder, folder / "pfedfda"])
+    assert [run.label for run in group.runs] == ["Local", "pFedFDA"]
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    script = "import sys, pfedfda.report, pfedfda.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedfda.report.plots import Shown, bytes_unit, time_unit
+from pfedfda.report.plots import Shown, accuracy_axis, bytes_unit, mean_betas, time_unit
 from pfedfda.report.runs import Group
 
 MARKERS = {
@@ -59,8 +60,7 @@ def draw_group(shown: Sequence[Shown], group: Group, folder: Path, prefix: str =
         drawings["bytes-by-round"] = lambda axes: _traffic(axes, evaluated)
     if with_clients:
         drawings["accuracy-by-client"] = lambda axes: _by_client(axes, with_clients)
-    if any(c.betas for s in with_clients for c in s.run.clients):
-        drawings["beta"] = lambda axes: _beta(axes, with_clients)
+    drawings |= _beta_drawings(with_clients)
     if any(s.run.seconds for s in shown):
         drawings["time"] = lambda axes: _time(axes, shown)
     if (counts := group.counts) is not None:
@@ -171,9 +171,21 @@ def _by_round(axes: Any, shown: Sequence[Shown]) -> None:
     for s in shown:
         ys = [_known(line["mean_accuracy"]) for line in s.run.metrics]
         _plot(axes, s, [line["round"] or 0 for line in s.run.metrics], ys)
-    axes.set_xlabel("round")
-    axes.set_ylabel("mean test accuracy over clients")
+    known = [line["mean_accuracy"] for s in shown for line in s.run.metrics]
+    y = accuracy_axis("mean test accuracy over clients", known)
+    assert y.low is not None
+    assert y.high is not None
+    room = 0.05 * (y.high - y.low)
+    axes.set_ylim(y.low - room, y.high + room)
+    axes.set_ylabel(y.label)
+    _label_rounds(axes)
     _legend(axes, len(shown))
+
+
+def _label_rounds(axes: Any) -> None:
+    axes.set_xlabel("round")
+    axes.set_xlim(left=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _known(value: float | None) -> float:
@@ -187,7 +199,7 @@ def _by_client(axes: Any, shown: Sequence[Shown]) -> None:
         _plot(axes, s, range(1, len(ys) + 1), ys)
         most = max(most, len(ys))
     axes.axvspan(0.5, math.ceil(most / 10) + 0.5, color="#00000010", linewidth=0)
-    axes.text(0.6, 1.0, " worst tenth", va="bottom", fontsize=8, color="#666666")
+    axes.text(0.6, 1.03, "worst tenth", va="bottom", fontsize=8, color="#666666")
     axes.set_xlim(0.5, most + 0.5)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("clients, from the lowest accuracy to the highest")
@@ -195,30 +207,62 @@ def _by_client(axes: Any, shown: Sequence[Shown]) -> None:
     _legend(axes, len(shown))
 
 
-def _beta(axes: Any, shown: Sequence[Shown]) -> None:
-    """Draw β by severity where there are corruptions, by training samples otherwise."""
+def _beta_drawings(shown: Sequence[Shown]) -> dict[str, Callable[[Any], None]]:
+    """Return a map of β for each run where there are corruptions, otherwise one plot for all."""
     telling = [s for s in shown if any(c.betas for c in s.run.clients)]
-    shifted = any(c.corruption and c.severity for s in telling for c in s.run.clients)
-    for s in telling:
-        for column in dict.fromkeys(n for c in s.run.clients for n in c.betas):
-            clients = [c for c in s.run.clients if column in c.betas]
-            xs = [c.severity if shifted else c.train_samples or 0 for c in clients]
-            label = s.run.label + column.removeprefix("beta").replace("_", ", ")
-            strokes = s.style.marker in ("cross", "plus")  # these have no face to leave empty
-            axes.scatter(
-                xs,
-                [c.betas[column] for c in clients],
-                s=18,
-                marker=MARKERS[s.style.marker],
-                facecolor=s.style.light if strokes or column == "beta" else "none",
-                edgecolor=None if strokes else s.style.light,
-                alpha=0.75,
-                label=label,
-            )
+    pairs = [
+        (s, n) for s in telling for n in dict.fromkeys(n for c in s.run.clients for n in c.betas)
+    ]
+    if not any(c.corruption and c.severity for s in telling for c in s.run.clients):
+        return {"beta": lambda axes: _beta_by_client(axes, pairs)} if pairs else {}
+    return {
+        "beta" if place == 0 else f"beta-{place + 1}": partial(
+            _beta_by_corruption, s=s, column=column
+        )
+        for place, (s, column) in enumerate(pairs)
+    }
+
+
+def _beta_name(s: Shown, column: str) -> str:
+    return s.run.label + column.removeprefix("beta").replace("_", ", ")
+
+
+def _beta_by_client(axes: Any, pairs: Sequence[tuple[Shown, str]]) -> None:
+    for s, column in pairs:
+        clients = [c for c in s.run.clients if column in c.betas]
+        strokes = s.style.marker in ("cross", "plus")  # these have no face to leave empty
+        axes.scatter(
+            [c.train_samples or 0 for c in clients],
+            [c.betas[column] for c in clients],
+            s=18,
+            marker=MARKERS[s.style.marker],
+            facecolor=s.style.light if strokes or column == "beta" else "none",
+            edgecolor=None if strokes else s.style.light,
+            alpha=0.75,
+            label=_beta_name(s, column),
+        )
     axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel("severity of the corruption (0: none)" if shifted else "training samples")
+    axes.set_xlabel("training samples of the client")
     axes.set_ylabel("β: 0 global, 1 local")
-    axes.legend()
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
+
+
+def _beta_by_corruption(axes: Any, s: Shown, column: str) -> None:
+    cells = mean_betas(s.run, column)
+    corruptions = sorted({corruption for corruption, _ in cells})
+    severities = sorted({severity for _, severity in cells})
+    table = np.full((len(corruptions), len(severities)), math.nan)
+    for (corruption, severity), (mean, _) in cells.items():
+        row, place = corruptions.index(corruption), severities.index(severity)
+        table[row, place] = mean
+        axes.text(place, row, f"{mean:.2f}", ha="center", va="center", fontsize=8)
+    axes.imshow(table, cmap="Oranges", vmin=0, vmax=1.6, aspect="auto")
+    axes.grid(visible=False)
+    names = [name.replace("_", " ") or "not corrupted" for name in corruptions]
+    axes.set_yticks(range(len(corruptions)), names)
+    axes.set_xticks(range(len(severities)), [str(severity) for severity in severities])
+    axes.set_xlabel("severity of the corruption")
+    axes.set_title(f"β of {_beta_name(s, column)}: 0 global, 1 local", loc="left", fontsize=10)
 
 
 def _time(axes: Any, shown: Sequence[Shown]) -> None:
@@ -248,7 +292,7 @@ def _traffic(axes: Any, shown: Sequence[Shown]) -> None:
     for s in shown:
         rounds = [line["round"] or 0 for line in s.run.metrics]
         _plot(axes, s, rounds, [value / unit.size for value in so_far(s)])
-    axes.set_xlabel("round")
+    _label_rounds(axes)
     axes.set_ylabel(f"{unit.name} up and down so far")
     axes.set_ylim(bottom=0)
     _legend(axes, len(shown))

@@ -16,7 +16,7 @@ from pfedfda.report import plots, tables
 from pfedfda.report.paper_table import PaperTable
 from pfedfda.report.plots import Shown, counted, number
 from pfedfda.report.runs import Group, Run, read_groups
-from pfedfda.report.styles import Style, styles_of
+from pfedfda.report.styles import Style, styles_of, title_of
 from pfedfda.report.svg import marker
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "clients.csv", "new_clients.csv", "summary.json")
@@ -105,8 +105,9 @@ def render(
     legend = _legend(groups)
     body = [_header(groups, title, suite), _legend_list(legend)]
     if suite is not None:
-        text = "Accuracy as the paper reports it, as it came out here, and ours less the paper’s."
-        body.append(_section(Section(suite.title, text, tables.paper(suite)), "paper"))
+        text = "As the paper reports them, as they came out here, and ours less the paper’s."
+        section = Section("The paper’s numbers and ours", text, tables.paper(suite))
+        body.append(_section(section, "paper"))
     for place, group in enumerate(groups):
         if group.heading:
             body.append(f'<h2 class="federation">{escape(group.heading)}</h2>')
@@ -172,8 +173,8 @@ def _section(section: Section, key: str) -> str:
 def _title(groups: Sequence[Group], suite: PaperTable | None) -> str:
     if suite is not None:
         return suite.title
-    labels = list(dict.fromkeys(run.label for group in groups for run in group.runs))
-    who = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
+    methods = {run.method for group in groups for run in group.runs}
+    who = title_of(methods.pop()) if len(methods) == 1 else f"{len(methods)} methods"
     if len(groups) > 1:
         return f"{who} on {len(groups)} federations"
     return f"{who} on {_source(groups[0].runs[0])}"
@@ -240,7 +241,7 @@ def _headline(
     if not ranked:
         return "–", "no evaluation yet", []
     if len(groups) > 1:
-        winners = [runs[0].label for runs in ranked]
+        winners = [title_of(runs[0].method) for runs in ranked]
         best = max(winners, key=winners.count)
         what = f"federations in which {best} has the highest mean accuracy"
         return f"{winners.count(best)} of {len(ranked)}", what, []

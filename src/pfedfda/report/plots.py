@@ -1,6 +1,7 @@
 """The plots of the page: which numbers go on which axes."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -171,6 +172,17 @@ def beta_by_client(shown: Sequence[Shown], column: str) -> str:
     )
 
 
+def mean_betas(run: Run, column: str) -> dict[tuple[str, int], tuple[float, int]]:
+    """Return mean β and number of clients by corruption and severity; ("", 0) is not corrupted."""
+    cells: dict[tuple[str, int], list[float]] = {}
+    for client in run.clients:
+        if column in client.betas:
+            shifted = client.corruption and client.severity
+            where = (client.corruption, client.severity) if shifted else ("", 0)
+            cells.setdefault(where, []).append(client.betas[column])
+    return {where: (statistics.fmean(betas), len(betas)) for where, betas in cells.items()}
+
+
 def bytes_by_round(shown: Sequence[Shown], key: str) -> str:
     """Return what went up and down, a round and so far."""
     views = []
@@ -231,8 +243,10 @@ def accuracy_axis(label: str, values: Sequence[float | None]) -> Axis:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with a true minus sign, a dash for none."""
-    return "–" if value is None else f"{value:,.{digits}f}".replace("-", "\u2212")
+    """Return a number with a true minus sign, but no minus zero; a dash for none."""
+    if value is None:
+        return "–"
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "\u2212")
 
 
 def counted(count: float, thing: str) -> str:

@@ -156,9 +156,13 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     groups: dict[str, list[Run]] = {}
     unfinished: dict[str, list[str]] = {}
     counts: dict[str, Counts | None] = {}
+    taken: set[Path] = set()
     for folder in folders:
         runs, missing = _read_folder(Path(folder))
         for run in runs:
+            if run.folder.resolve() in taken:  # named twice, or alone and in its comparison
+                continue
+            taken.add(run.folder.resolve())
             key = json.dumps(_federation_of(run), sort_keys=True, default=str)
             groups.setdefault(key, []).append(run)
             for place in (run.folder, Path(folder)):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from pfedfda.report.paper_table import PaperCell, PaperTable
-from pfedfda.report.plots import Shown, counted, number, switched, time_unit, view
+from pfedfda.report.plots import Shown, counted, mean_betas, number, switched, time_unit, view
 from pfedfda.report.runs import Run
 
 MOST_CLIENTS = 200
@@ -75,38 +75,64 @@ def _run_heading(s: Shown) -> str:
 
 
 def paper(table: PaperTable) -> str:
-    """Return the paper's numbers beside ours."""
+    """Return the paper's numbers, ours and the difference: side by side, or below if many."""
+    content = _paper_below(table) if len(table.columns) > 3 else _paper_beside(table)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
+    heading = "<h3>What differs from the paper’s setting</h3>"
+    return scrolled(content, table.title) + (
+        f'{heading}<ul class="notes">{notes}</ul>' if notes else ""
+    )
+
+
+def _paper_beside(table: PaperTable) -> str:
     groups = "".join(
         f'<th scope="colgroup" colspan="3" class="group">{escape(column)}</th>'
         for column in table.columns
     )
-    names = "".join(
-        f'<th scope="col" class="n{" group" if not place else ""}">{name}</th>'
-        for _ in table.columns
-        for place, name in enumerate(("paper", "ours", "difference"))
-    )
+    names = '<th scope="col" class="n group">paper</th>'
+    names += '<th scope="col" class="n">ours</th><th scope="col" class="n">difference</th>'
     rows = "".join(
         f'<tr><th scope="row">{escape(row.label)}</th>'
-        f"{''.join(_paper_cell(cell, table.digits) for cell in row.cells)}</tr>"
+        + "".join(
+            f'<td class="n{" group" if not place else ""}">{text}</td>'
+            for cell in row.cells
+            for place, text in enumerate(_paper_texts(cell, table.digits))
+        )
+        + "</tr>"
         for row in table.rows
     )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
-    heading = "<h3>What differs from the paper’s setting</h3>"
-    return scrolled(
-        f'<table class="paper"><thead><tr><td></td>{groups}</tr><tr><td></td>{names}</tr></thead>'
-        f"<tbody>{rows}</tbody></table>",
-        table.title,
-    ) + (f'{heading}<ul class="notes">{notes}</ul>' if notes else "")
-
-
-def _paper_cell(cell: PaperCell, digits: int) -> str:
-    difference = cell.difference
-    sign = "+" if difference is not None and difference >= 0 else ""
-    side = "" if difference is None else (" above" if difference >= 0 else " below")
     return (
-        f'<td class="n group">{_with_std(cell.paper_mean, cell.paper_std, digits)}</td>'
-        f'<td class="n">{_with_std(cell.ours_mean, cell.ours_std, digits)}</td>'
-        f'<td class="n{side}">{sign}{number(difference, digits)}</td>'
+        f'<table class="paper"><thead><tr><td></td>{groups}</tr><tr><td></td>'
+        f"{names * len(table.columns)}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _paper_below(table: PaperTable) -> str:
+    head = "".join(f'<th scope="col" class="n">{escape(column)}</th>' for column in table.columns)
+    bodies = []
+    for row in table.rows:
+        texts = [_paper_texts(cell, table.digits) for cell in row.cells]
+        first = f'<th scope="rowgroup" rowspan="3">{escape(row.label)}</th>'
+        lines = ""
+        for place, name in enumerate(("paper", "ours", "difference")):
+            cells = "".join(f'<td class="n">{of_cell[place]}</td>' for of_cell in texts)
+            lines += f'<tr class="{name}">{first}<th scope="row">{name}</th>{cells}</tr>'
+            first = ""
+        bodies.append(f"<tbody>{lines}</tbody>")
+    return (
+        f'<table class="paper many"><thead><tr><td></td><td></td>{head}</tr></thead>'
+        f"{''.join(bodies)}</table>"
+    )
+
+
+def _paper_texts(cell: PaperCell, digits: int) -> tuple[str, str, str]:
+    text = number(cell.difference, digits)
+    if cell.difference is not None and round(cell.difference, digits) > 0:
+        text = f"+{text}"
+    return (
+        _with_std(cell.paper_mean, cell.paper_std, digits),
+        _with_std(cell.ours_mean, cell.ours_std, digits),
+        f"<b>{text}</b>",
     )
 
 
@@ -134,7 +160,7 @@ def new_clients(shown: Sequence[Shown]) -> str:
         )
         rows.append(f'<tr><th scope="row">{escape(condition.replace("_", " "))}</th>{cells}</tr>')
     return scrolled(
-        f'<table><thead><tr><th scope="col">condition</th>{head}</tr></thead>'
+        f'<table class="stacked"><thead><tr><th scope="col">condition</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>",
         "accuracy of new clients",
     )
@@ -150,25 +176,22 @@ def _std(values: Sequence[float]) -> float | None:
 
 def beta_by_corruption(s: Shown, column: str) -> str:
     """Return the mean β for each corruption (rows) and severity (columns)."""
-    cells: dict[tuple[str, int], list[float]] = {}
-    for client in s.run.clients:
-        if column in client.betas:
-            shifted = client.corruption and client.severity
-            where = (client.corruption, client.severity) if shifted else ("", 0)
-            cells.setdefault(where, []).append(client.betas[column])
+    cells = mean_betas(s.run, column)
     severities = sorted({severity for _, severity in cells if severity})
     head = "".join(f'<th scope="col" class="n">{severity}</th>' for severity in severities)
     rows = []
     for corruption in sorted({name for name, _ in cells if name}):
-        of_row = [cells.get((corruption, severity), []) for severity in severities]
-        together = [beta for betas in of_row for beta in betas]
+        of_row = [cells.get((corruption, severity)) for severity in severities]
+        known = [cell for cell in of_row if cell]
+        many = sum(count for _, count in known)
+        together = (sum(mean * count for mean, count in known) / many, many)
         rows.append(
             f'<tr><th scope="row">{escape(corruption.replace("_", " "))}</th>'
             f"{''.join(map(_beta_cell, of_row))}{_beta_cell(together, ' all')}</tr>"
         )
     rows.append(
         f'<tr class="clean"><th scope="row">not corrupted</th>'
-        f'<td colspan="{len(severities)}"></td>{_beta_cell(cells.get(("", 0), []), " all")}</tr>'
+        f'<td colspan="{len(severities)}"></td>{_beta_cell(cells.get(("", 0)), " all")}</tr>'
     )
     return scrolled(
         f'<table class="heat" data-m="{s.index}"><thead><tr><th scope="col">severity</th>{head}'
@@ -177,13 +200,15 @@ def beta_by_corruption(s: Shown, column: str) -> str:
     )
 
 
-def _beta_cell(betas: Sequence[float], kind: str = "") -> str:
-    mean = _mean(betas)
-    if mean is None:
+def _beta_cell(cell: tuple[float, int] | None, kind: str = "") -> str:
+    if cell is None:
         return f'<td class="n{kind}">–</td>'
-    many = counted(len(betas), "client")
+    mean, many = cell
     shade = min(max(mean, 0.0), 1.0)
-    return f'<td class="n warm{kind}" style="--v:{shade:.2f}" title="{many}">{number(mean, 2)}</td>'
+    return (
+        f'<td class="n warm{kind}" style="--v:{shade:.2f}" title="{counted(many, "client")}">'
+        f"{number(mean, 2)}</td>"
+    )
 
 
 def clients(shown: Sequence[Shown]) -> str:
