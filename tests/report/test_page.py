@@ -129,6 +129,16 @@ def test_names_from_files_are_never_markup(tmp_path: Path) -> None:
         assert all("<script" not in value or EVIL[:9] in value for value in values if value)
 
 
+def test_names_that_cannot_be_printed_do_no_harm(tmp_path: Path) -> None:
+    odd = "a\x00b\x1b[31m\ud800$\\frac{\u4e2d\n"
+    folder = write_run(tmp_path / "run")
+    change_summary(folder, method=odd, reason=odd, status=odd, seconds={"total": 1.0, odd: 1.0})
+    counts = {"class_names": [odd], "names": [odd], "counts": [[3]]}
+    (folder / "federation.json").write_text(json.dumps(counts))
+    page = Reader(write_report([folder], tmp_path).read_text())
+    assert "a\ufffdb\ufffd[31m\ufffd$\\frac{\u4e2d\ufffd" in page.text
+
+
 def test_stopped_run_without_evaluation(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=1)
     (folder / "metrics.jsonl").unlink()

@@ -74,7 +74,7 @@ def write_report(
             prefix = f"{place + 1}-" if len(groups) > 1 else ""
             drawn += draw_group(_shown(group, legend), group, figures, prefix)
         text = render(groups, folder, title or _title(groups, suite), suite, drawn)
-        page.write_text(text, encoding="utf-8")
+        page.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(f"The report cannot be written to {folder} ({error}).") from error
     return page
@@ -270,7 +270,7 @@ def _evaluated(group: Group) -> list[Run]:
 def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
     sections = [
         Section(
-            "Comparison",
+            "Comparison" if len(shown) > 1 else "Result",
             "Test accuracy after the last evaluation. The weighted mean counts every test sample "
             "the same; the worst tenth is the mean over the clients with the lowest accuracy.",
             tables.comparison(shown),
@@ -287,10 +287,8 @@ def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
     if any(run.clients for run in group.runs):
         content = f'<figure class="plot">{plots.accuracy_by_client(shown)}</figure>'
         content += f"<details><summary>Every client</summary>{tables.clients(shown)}</details>"
-        text = (
-            "Each method sorts the clients for itself. The shaded part, with markers, is the tenth "
-            "of the clients with the lowest accuracy."
-        )
+        text = "Each method sorts the clients for itself. " if len(shown) > 1 else ""
+        text += "The shaded part is the tenth of the clients with the lowest accuracy."
         sections.append(Section("Accuracy by client", text, content))
     sections += _beta_sections(shown)
     if any(run.new_clients for run in group.runs):
