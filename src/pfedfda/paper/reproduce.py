@@ -291,10 +291,11 @@ def _rows_with_records(suite: Suite, records: Sequence[Record]) -> list[str]:
         extra = f"{method}/{betas}" if suite.key == "table5" and betas else method
         if suite.row_of(extra) in suite.rows and extra not in rows:
             try:
-                suite.shown(extra, suite.columns[0])
+                need = suite.shown(extra, suite.columns[0]).need
             except InputError:
                 continue
-            rows.append(extra)
+            if need not in suite.needs(rows, suite.columns[:1]):
+                rows.append(extra)
     return [
         row
         for row in rows
