@@ -83,31 +83,33 @@ class SpectralLoss:
 
     def __init__(self, problem: BetaProblem):
         folds = problem.folds
-        whitening = torch.stack([fold.whitening for fold in folds])
-        covariances = torch.stack([fold.local_covariance for fold in folds])
-        whitened = whitening @ covariances @ whitening.mT
-        eigenvalues, rotations = torch.linalg.eigh((whitened + whitened.mT) / 2)
-        bases = whitening.mT @ rotations
+        # Only the lower triangle is read: no need to make the products exactly symmetric.
+        whitened = [fold.whitening @ fold.local_covariance @ fold.whitening.T for fold in folds]
+        eigenvalues, rotations = torch.linalg.eigh(torch.stack(whitened))
         # The local covariances are positive definite; rounding must not say otherwise.
         self._excess = eigenvalues.clamp_(min=torch.finfo(torch.float64).eps) - 1
-        self._target_means = torch.stack([fold.target_means for fold in folds]) @ bases
-        local_means = torch.stack([fold.local_means for fold in folds]) @ bases
-        self._differences = local_means - self._target_means
         self._log_priors = problem.log_priors
 
         classes, dimension = folds[0].local_means.shape
-        sizes = [fold.features.shape[0] for fold in folds]
-        self._features = bases.new_empty(len(folds), max(sizes), dimension + 1)
-        self._class_sums = bases.new_zeros(len(folds), classes, dimension + 1)
-        wider_bases = torch.nn.functional.pad(bases, (0, 1))
-        for k, fold in enumerate(folds):
-            rows = self._features[k, : sizes[k]]
-            torch.mm(fold.features, wider_bases[k], out=rows)
-            rows[:, -1] = 1.0
-            self._features[k, sizes[k] :] = 0.0
-            self._class_sums[k].index_add_(0, fold.labels, rows)
+        sizes = [len(fold.features) for fold in folds]
         self._rows = sum(sizes)
         self._loss_of_filling = (len(sizes) * max(sizes) - self._rows) * math.log(classes)
+        self._features = rotations.new_zeros(len(folds), max(sizes), dimension + 1)
+        self._class_sums = rotations.new_zeros(len(folds), classes, dimension + 1)
+        self._target_means = rotations.new_empty(len(folds), classes, dimension)
+        self._differences = torch.empty_like(self._target_means)
+        for k, fold in enumerate(folds):
+            basis = fold.whitening.T @ rotations[k]
+            rows = self._features[k, : sizes[k]]
+            torch.mm(fold.features, basis, out=rows[:, :-1])
+            rows[:, -1] = 1.0
+            self._class_sums[k].index_add_(0, fold.labels, rows)
+            torch.mm(fold.target_means, basis, out=self._target_means[k])
+            torch.mm(fold.local_means - fold.target_means, basis, out=self._differences[k])
+        self._in_single = tuple(
+            tensor.float() for tensor in (self._features, self._target_means, self._differences)
+        )
+        self._in_double = (self._features, self._target_means, self._differences)
         self.evaluations = 0
 
     def scale(self) -> _Scale:
@@ -118,43 +120,46 @@ class SpectralLoss:
 
     def values(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
         """Return the loss at G pairs of β, in single precision: good to find basins."""
-        total = self._values(self._features.float(), beta_means, beta_covariance)
-        overflown = ~torch.isfinite(total)
-        if bool(overflown.any()):
+        total = self._values(*self._in_single, beta_means, beta_covariance)
+        if not math.isfinite(total.sum().item()):
+            overflown = ~torch.isfinite(total)
             total[overflown] = self._values(
-                self._features, beta_means[overflown], beta_covariance[overflown]
+                *self._in_double, beta_means[overflown], beta_covariance[overflown]
             ).nan_to_num(nan=math.inf)
         self.evaluations += len(total)
         return total
 
-    def _values(self, features: Tensor, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
-        """Return the loss at G pairs of β, with the precision that `features` has."""
-        folds, rows, _ = features.shape
+    def _values(
+        self,
+        features: Tensor,
+        target_means: Tensor,
+        differences: Tensor,
+        beta_means: Tensor,
+        beta_covariance: Tensor,
+    ) -> Tensor:
+        """Return the loss at G pairs of β, with the precision that features and means have."""
+        folds, rows, columns = features.shape
         classes = len(self._log_priors)
         losses = []
         chunk = max(1, _CHUNK // (folds * rows * classes))
         for start in range(0, len(beta_means), chunk):
-            weights = self._weights(
-                beta_means[start : start + chunk], beta_covariance[start : start + chunk]
-            )
+            pairs = slice(start, start + chunk)
+            precisions = 1 / (1 + beta_covariance[pairs, None] * self._excess[:, None])
+            means = beta_means[pairs, None, None].to(features) * differences[:, None]
+            means += target_means[:, None]
+            weights = features.new_empty(*means.shape[:-1], columns)
+            torch.mul(precisions[:, :, None].to(features), means, out=weights[..., :-1])
+            bias = torch.linalg.vecdot(weights[..., :-1], means)
+            torch.add(self._log_priors, bias, alpha=-0.5, out=weights[..., -1])
             # Rows come last: sums over few classes are quick along many rows.
-            logits = weights.to(features.dtype).flatten(1, 2) @ features.mT
+            logits = weights.flatten(1, 2) @ features.mT
             logits = logits.view(folds, -1, classes, rows)
-            highest = logits.amax(2, keepdim=True)
-            logits.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
-            normalizers = logits.sum(2).log_().add_(highest.squeeze(2))
-            of_labels = (weights * self._class_sums[:, None]).sum((0, 2, 3))
-            losses.append(normalizers.sum((0, 2), dtype=torch.float64) - of_labels)
+            highest = logits.amax(2)
+            logits.sub_(highest[:, :, None]).clamp_(min=_LOWEST_LOG).exp_()
+            normalizers = logits.sum(2).log_().add_(highest).sum((0, 2), dtype=torch.float64)
+            of_labels = weights.flatten(2).double() @ self._class_sums.flatten(1)[:, :, None]
+            losses.append(normalizers - of_labels.sum((0, 2)))
         return (torch.cat(losses) - self._loss_of_filling) / self._rows
-
-    def _weights(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
-        """Return weights with bias at G pairs of β, shape (k, G, P, d + 1)."""
-        precisions = 1 / (1 + beta_covariance[:, None] * self._excess[:, None])
-        differences = self._differences[:, None]
-        means = self._target_means[:, None] + beta_means[:, None, None] * differences
-        weights = precisions[:, :, None] * means
-        bias = self._log_priors - 0.5 * torch.linalg.vecdot(weights, means)
-        return torch.cat([weights, bias[..., None]], dim=3)
 
     def derivatives(
         self, beta_means: float, beta_covariance: float, directions: Directions
@@ -176,63 +181,53 @@ class SpectralLoss:
 
         Notes
         -----
-        With logits s, posteriors P and weights W, bias included, the loss is the sum of
-        log Σ_c exp s_c - s_y. Its derivative along u is ⟨W_u, R⟩ with R = PᵀZ - YᵀZ, and its
-        second derivative along u and v is Σ Cov_P(s_u, s_v) + ⟨W_uv, R⟩. Both W_u and W_uv are
-        made of D(β) or one of its derivatives times means or mean differences.
+        With logits s, posteriors P and weights W, bias b included, the loss is the sum of
+        log Σ_c exp s_c - s_y. Its derivative along i is ⟨W_i, R⟩ with R = PᵀZ - YᵀZ, and its
+        second derivative along i and j is Σ Cov_P(s_i, s_j) + ⟨W_ij, R⟩.
+
+        Let M be the means, Δ their derivative by their β, and E = Λ - I, so that W = DM and
+        D' = -DED. Along (u, v) the weights then change by W_i = D A_i with A_i = uΔ - vEW, and the
+        bias, which is -½⟨M, W⟩ up to a constant, by -½⟨A_i + uΔ, W⟩; a second time, along j, by
+        W_ij = -DE(v_i W_j + v_j W_i) and b_ij = -⟨A_i, W_j⟩.
         """
         self.evaluations += 1
-        precision = 1 / (1 + beta_covariance * self._excess)
-        shrink = -self._excess * precision
-        slope = shrink * precision
-        precisions = torch.stack([precision, slope, 2 * shrink * slope], dim=2)
-        differences = self._differences
+        features, differences = self._features, self._differences
+        excess = self._excess[:, None]
+        precision = 1 / (1 + beta_covariance * excess)
         means = self._target_means + beta_means * differences
-        # Bias terms, each with D, D' and D'' in its last dimension.
-        of_squares = -0.5 * (means.square() @ precisions)
-        of_crosses = -((means * differences) @ precisions)
-        of_differences = -(differences.square() @ precisions[:, :, :1])
-
-        bias = self._log_priors + of_squares[:, :, 0]
-        weights = torch.cat([precision[:, None] * means, bias[:, :, None]], dim=2)
+        weights = precision * means
+        bias = self._log_priors - 0.5 * torch.linalg.vecdot(means, weights)
+        stretched = excess * weights
+        sources = [u * differences - v * stretched for u, v in directions]
+        changes = [precision * source for source in sources]
+        layers = [torch.cat([weights, bias[:, :, None]], dim=2)]
+        for (u, _), source, change in zip(directions, sources, changes, strict=True):
+            bias = -0.5 * torch.linalg.vecdot(source + u * differences, weights)
+            layers.append(torch.cat([change, bias[:, :, None]], dim=2))
         # Rows come last: sums over few classes are quick along many rows.
-        posteriors = weights @ self._features.mT
+        posteriors, *slopes = (layer @ features.mT for layer in layers)
         highest = posteriors.amax(1, keepdim=True)
         posteriors.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
         totals = posteriors.sum(1, keepdim=True)
         posteriors.div_(totals)
-        loss = (totals.log_().add_(highest).sum() - _inner(weights, self._class_sums)).item()
+        loss = totals.log_().add_(highest).sum() - _inner(layers[0], self._class_sums)
 
-        residual = posteriors @ self._features - self._class_sums
-        of_weights, of_bias = residual[:, :, :-1], residual[:, :, -1:]
-        by_means = ((means * of_weights).sum(1)[:, None] @ precisions).sum((0, 1))
-        by_differences = ((differences * of_weights).sum(1)[:, None] @ precisions).sum((0, 1))
-        by_means += (of_squares * of_bias).sum((0, 1))
-        by_differences += (of_crosses * of_bias).sum((0, 1))
-        _, along_covariance, twice_covariance = by_means.tolist()
-        along_means, mixed, _ = by_differences.tolist()
-        twice_means = _inner(of_differences, of_bias).item()
-
-        count = len(directions)
-        gradient, hessian = np.empty(count), np.empty((count, count))
-        slopes, weighted, expected = [], [], []
-        for i, (u, v) in enumerate(directions):
-            gradient[i] = u * along_means + v * along_covariance
-            change = u * precision[:, None] * differences + v * slope[:, None] * means
-            bias_change = u * of_crosses[:, :, :1] + v * of_squares[:, :, 1:2]
-            slopes.append(torch.cat([change, bias_change], dim=2) @ self._features.mT)
-            weighted.append(posteriors * slopes[i])
-            expected.append(weighted[i].sum(1))
-            for j, (other_u, other_v) in enumerate(directions[: i + 1]):
+        residual = posteriors @ features - self._class_sums
+        of_bias = residual[:, :, -1:]
+        of_weights = precision * excess * residual[:, :, :-1]
+        gradient = [_inner(layer, residual).item() for layer in layers[1:]]
+        pulls = [_inner(change, of_weights) for change in changes]
+        weighted = [posteriors * slope for slope in slopes]
+        expected = [product.sum(1) for product in weighted]
+        hessian = np.empty((len(directions), len(directions)))
+        for i, (_, v) in enumerate(directions):
+            by_bias = sources[i] * of_bias
+            for j, (_, other_v) in enumerate(directions[: i + 1]):
                 covariance = _inner(weighted[i], slopes[j]) - _inner(expected[i], expected[j])
-                hessian[i, j] = hessian[j, i] = (
-                    covariance.item()
-                    + u * other_u * twice_means
-                    + (u * other_v + v * other_u) * mixed
-                    + v * other_v * twice_covariance
-                )
-        loss = (loss - self._loss_of_filling) / self._rows
-        return loss, gradient / self._rows, hessian / self._rows
+                bend = v * pulls[j] + other_v * pulls[i] + _inner(by_bias, changes[j])
+                hessian[i, j] = hessian[j, i] = (covariance - bend).item()
+        value = (loss.item() - self._loss_of_filling) / self._rows
+        return value, np.array(gradient) / self._rows, hessian / self._rows
 
 
 def _inner(first: Tensor, second: Tensor) -> Tensor:
