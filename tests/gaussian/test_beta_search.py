@@ -146,7 +146,9 @@ def problem_of(client: Client, n_folds=3, ridge=1e-3):
     parts = [
         _class_moments(z, y, len(samples.priors)) for z, y in zip(features, labels, strict=True)
     ]
-    return _problem(samples.target, samples.priors, features, labels, parts, ridge)
+    return _problem(
+        samples.target, samples.whitening, samples.priors, features, labels, parts, ridge
+    )
 
 
 @pytest.mark.parametrize("point", [(0.0, 0.0), (1.0, 1.0), (0.3, 0.7), (0.999, 1e-3)])

@@ -15,6 +15,7 @@ finds the bottom of each that could hold the lowest.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor
 from pfedfda.gaussian.problem import SINGLE, BetaProblem, Directions, Minimum
 
 Vector = npt.NDArray[np.float64]
+Point = tuple[float, float]  # a position on `_Scale`, and the loss there
 
 # Distance of the grid points on the scale of `_Scale`. The loss varies on a scale of about 1.
 _SPACING_SINGLE = 0.9
@@ -35,9 +37,12 @@ _LEAST_MARGIN = 1e-9
 # Logits held at a time while the grid is evaluated: they should stay in the cache.
 _CHUNK = 1 << 19
 _MAX_CANDIDATES = 4
+# How often the loss is looked at once more to refine a start, and how far from points known before.
+_MAX_PROBES = 2
+_PROBE_DISTANCE = 0.15
 _MAX_NEWTON_STEPS = 60
 # Newton's last step, in log-odds; the error left after it is at most about the square of this.
-_LAST_STEP = 2e-2
+_LAST_STEP = 1.5e-2
 # Losses that differ by less, in nats a row, count as equal: on the grid, whose precision is single,
 # and after Newton's method.
 _GRID_TIE = 2e-7
@@ -106,10 +111,12 @@ class SpectralLoss:
             self._class_sums[k].index_add_(0, fold.labels, rows)
             torch.mm(fold.target_means, basis, out=self._target_means[k])
             torch.mm(fold.local_means - fold.target_means, basis, out=self._differences[k])
-        self._in_single = tuple(
-            tensor.float() for tensor in (self._features, self._target_means, self._differences)
-        )
-        self._in_double = (self._features, self._target_means, self._differences)
+        sums = self._class_sums[:, :, :-1]
+        self._sums_of_targets = (sums * self._target_means).sum(1, keepdim=True)
+        self._sums_of_differences = (sums * self._differences).sum(1, keepdim=True)
+        self._double = (self._features, self._target_means, self._differences)
+        features, target_means, differences = (tensor.float() for tensor in self._double)
+        self._single = (features, target_means, differences)
         self.evaluations = 0
 
     def scale(self) -> _Scale:
@@ -120,11 +127,11 @@ class SpectralLoss:
 
     def values(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
         """Return the loss at G pairs of β, in single precision: good to find basins."""
-        total = self._values(*self._in_single, beta_means, beta_covariance)
+        total = self._values(*self._single, beta_means, beta_covariance)
         if not math.isfinite(total.sum().item()):
             overflown = ~torch.isfinite(total)
             total[overflown] = self._values(
-                *self._in_double, beta_means[overflown], beta_covariance[overflown]
+                *self._double, beta_means[overflown], beta_covariance[overflown]
             ).nan_to_num(nan=math.inf)
         self.evaluations += len(total)
         return total
@@ -143,22 +150,28 @@ class SpectralLoss:
         losses = []
         chunk = max(1, _CHUNK // (folds * rows * classes))
         for start in range(0, len(beta_means), chunk):
-            pairs = slice(start, start + chunk)
-            precisions = 1 / (1 + beta_covariance[pairs, None] * self._excess[:, None])
-            means = beta_means[pairs, None, None].to(features) * differences[:, None]
+            of_means, of_covariance = (
+                beta[start : start + chunk, None] for beta in (beta_means, beta_covariance)
+            )
+            precisions = 1 / (1 + of_covariance * self._excess[:, None])
+            means = of_means[:, :, None].to(features) * differences[:, None]
             means += target_means[:, None]
             weights = features.new_empty(*means.shape[:-1], columns)
             torch.mul(precisions[:, :, None].to(features), means, out=weights[..., :-1])
-            bias = torch.linalg.vecdot(weights[..., :-1], means)
-            torch.add(self._log_priors, bias, alpha=-0.5, out=weights[..., -1])
+            bias = self._log_priors - 0.5 * torch.linalg.vecdot(weights[..., :-1], means)
+            weights[..., -1] = bias
             # Rows come last: sums over few classes are quick along many rows.
             logits = weights.flatten(1, 2) @ features.mT
             logits = logits.view(folds, -1, classes, rows)
             highest = logits.amax(2)
             logits.sub_(highest[:, :, None]).clamp_(min=_LOWEST_LOG).exp_()
-            normalizers = logits.sum(2).log_().add_(highest).sum((0, 2), dtype=torch.float64)
-            of_labels = weights.flatten(2).double() @ self._class_sums.flatten(1)[:, :, None]
-            losses.append(normalizers - of_labels.sum((0, 2)))
+            normalizers = logits.sum(2).log_().add_(highest)
+            # The logits of the true classes, which are linear in the weights, need no product.
+            of_labels = self._sums_of_targets + of_means * self._sums_of_differences
+            total = normalizers.sum((0, 2), dtype=torch.float64) - (precisions * of_labels).sum(
+                (0, 2)
+            )
+            losses.append(total - (bias @ self._class_sums[:, :, -1:]).sum((0, 2)))
         return (torch.cat(losses) - self._loss_of_filling) / self._rows
 
     def derivatives(
@@ -238,66 +251,109 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 def _starts_on_line(loss: SpectralLoss) -> list[list[float]]:
     """Return a start for each basin of a single β that may hold the lowest point, best first."""
     scale = loss.scale()
-    positions, betas = scale.grid(_SPACING_SINGLE)
-    losses = _screen(loss, torch.tensor(betas, dtype=torch.float64)).tolist()
-    last = len(betas) - 1
-    lowest = min(losses)
+    points = _screen(loss, scale)
+    values = [value for _, value in points]
+    last = len(points) - 1
+    lowest = min(values)
     found = []
-    for i, value in enumerate(losses):
-        if i and max(value, losses[i - 1]) <= lowest + _GRID_TIE:
+    for i, value in enumerate(values):
+        if i and max(value, values[i - 1]) <= lowest + _GRID_TIE:
             continue  # a plateau is visited at its smallest β only
-        before, after = losses[max(i - 1, 0)], losses[min(i + 1, last)]
+        before, after = values[max(i - 1, 0)], values[min(i + 1, last)]
         if not (value <= min(before, after) + _GRID_TIE and math.isfinite(value)):
             continue
         # Between grid points a parabola sinks by an eighth of its rise at most; four times
         # that, and a basin is still worth a visit.
         if value - 0.5 * max(before - value, after - value) > lowest + _GRID_TIE:
             continue
-        start = betas[i]
-        if 0 < i < last:
-            start = scale.beta(_bottom_near(positions, losses, i))
-        found.append((value, start))
-    return [[start] for _, start in sorted(found)[:_MAX_CANDIDATES]]
+        found.append((value, i))
+    starts = []
+    for _, i in sorted(found)[:_MAX_CANDIDATES]:
+        inside = 0 < i < last
+        position = _bottom_near(loss, scale, points, i) if inside else points[i][0]
+        starts.append([scale.beta(position) if inside else float(i == last)])
+    return starts
 
 
-def _screen(loss: SpectralLoss, grid: Tensor) -> Tensor:
-    """Return the loss on a grid of single β, evaluated only where the lowest may be.
+def _screen(loss: SpectralLoss, scale: _Scale) -> list[Point]:
+    """Evaluate the loss of a single β on a grid, but only where the lowest may be.
 
     Every other point comes first. One between them is evaluated only if the lower of its neighbours
-    is not far above the lowest of all; otherwise it gets the mean of the two.
+    is not far above the lowest of all.
     """
-    losses = torch.empty_like(grid)
-    losses[::2] = loss.values(grid[::2], grid[::2])
-    before, after = losses[:-1:2], losses[2::2]
-    losses[1::2] = (before + after) / 2
-    bound = torch.minimum(before, after) - 0.25 * (before - after).abs()
-    promising = 1 + 2 * torch.nonzero(~(bound > losses[::2].min())).flatten()
-    losses[promising] = loss.values(grid[promising], grid[promising])
-    return losses
+    positions, betas = scale.grid(_SPACING_SINGLE)
+    coarse = _values_on_line(loss, betas[::2])
+    lowest = min(coarse)
+    promising = [
+        2 * i + 1
+        for i, (before, after) in enumerate(pairwise(coarse))
+        if not min(before, after) - 0.25 * abs(before - after) > lowest
+    ]
+    fine = _values_on_line(loss, [betas[i] for i in promising])
+    points = zip([*positions[::2], *positions[promising]], [*coarse, *fine], strict=True)
+    return sorted(points)
 
 
-def _bottom_near(positions: Vector, losses: list[float], i: int) -> float:
-    """Return the lowest point near a grid point, by the cubic through four points about it.
+def _values_on_line(loss: SpectralLoss, betas: list[float]) -> list[float]:
+    """Return the loss at several single β."""
+    both = torch.tensor(betas, dtype=torch.float64)
+    values: list[float] = loss.values(both, both).tolist()
+    return values
 
-    The fourth is the lower of the next two, because far from its bottom the loss may soar.
+
+def _bottom_near(loss: SpectralLoss, scale: _Scale, points: list[Point], best: int) -> float:
+    """Return the lowest position near the best of some points, by polynomials through them.
+
+    Looking at the loss once or twice more, where a polynomial has its bottom, costs less than the
+    step of Newton's method that it saves.
     """
-    first = i - 1
-    if first + 3 >= len(losses) or (first > 0 and losses[first - 1] < losses[first + 3]):
-        first -= 1
-    spacing = positions[1] - positions[0]
-    offsets = np.arange(first, first + 4) - i
-    if not np.isfinite(losses[first : first + 4]).all():
-        return float(positions[i])
-    powers = np.vander(offsets, increasing=True)
-    _, b, c, d = np.linalg.solve(powers, losses[first : first + 4]).tolist()
+    bottom = _bottom_of_polynomial(points, best)
+    before, after = points[best - 1], points[best + 1]
+    for _ in range(_MAX_PROBES):
+        # A probe too close to a known point would say nothing new.
+        known = min((position for position, _ in points), key=lambda x: abs(x - bottom))
+        probe = bottom
+        if abs(bottom - known) < _PROBE_DISTANCE:
+            probe = known + math.copysign(_PROBE_DISTANCE, bottom - known)
+        points = sorted([*points, (probe, _values_on_line(loss, [scale.beta(probe)])[0])])
+        inside = range(points.index(before) + 1, points.index(after))
+        best = min(inside, key=lambda i: points[i][1])
+        expected = bottom
+        bottom = _bottom_of_polynomial(points, best)
+        if abs(bottom - expected) < _PROBE_DISTANCE:
+            break
+    return bottom
+
+
+def _bottom_of_polynomial(points: list[Point], best: int) -> float:
+    """Return the bottom, between the neighbours of the best point, of a polynomial through five.
+
+    Beside these three it meets the lower of the next on both sides, twice, because far from its
+    bottom the loss may soar.
+    """
+    first, last = best - 1, best + 1
+    while last - first < min(4, len(points) - 1):
+        left = points[first - 1][1] if first > 0 else math.inf
+        right = points[last + 1][1] if last + 1 < len(points) else math.inf
+        first, last = (first - 1, last) if left < right else (first, min(last + 1, len(points) - 1))
+    position, lowest = points[best]
+    offsets, rises = (np.array(points[first : last + 1]) - (position, lowest)).T
+    if not np.isfinite(rises).all():
+        return position
+    coefficients = np.linalg.solve(offsets[:, None] ** np.arange(len(offsets)), rises).tolist()
+    terms = list(enumerate(coefficients))
+    before, after = points[best - 1][0] - position, points[best + 1][0] - position
     offset = 0.0
     for _ in range(8):
-        slope = b + offset * (2 * c + offset * 3 * d)
-        bend = 2 * c + offset * 6 * d
+        slope = sum(n * c * offset ** (n - 1) for n, c in terms[1:])
+        bend = sum(n * (n - 1) * c * offset ** (n - 2) for n, c in terms[2:])
         if not bend > 0:
-            return float(positions[i])
-        offset = min(max(offset - slope / bend, -1.0), 1.0)
-    return float(positions[i] + offset * spacing)
+            return position
+        step = -slope / bend
+        offset = min(max(offset + step, before), after)
+        if abs(step) < 1e-3:
+            break
+    return position + offset
 
 
 def _starts_in_plane(loss: SpectralLoss) -> list[list[float]]:
