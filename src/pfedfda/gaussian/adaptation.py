@@ -321,7 +321,7 @@ def _search(
     # Posteriors do not change when features and means move together. About one of the samples
     # all numbers are small and keep their digits.
     origin = samples.features[0]
-    fold_features = torch.split(samples.features[order].sub_(origin), sizes)
+    fold_features = torch.split(samples.features.index_select(0, order).sub_(origin), sizes)
     fold_labels = torch.split(samples.labels[order], sizes)
     with timer("statistics"):
         parts = [

@@ -99,7 +99,7 @@ class SpectralLoss:
         sizes = [len(fold.features) for fold in folds]
         self._rows = sum(sizes)
         self._loss_of_filling = (len(sizes) * max(sizes) - self._rows) * math.log(classes)
-        self._features = rotations.new_zeros(len(folds), max(sizes), dimension + 1)
+        self._features = rotations.new_empty(len(folds), max(sizes), dimension + 1)
         self._class_sums = rotations.new_zeros(len(folds), classes, dimension + 1)
         self._target_means = rotations.new_empty(len(folds), classes, dimension)
         self._differences = torch.empty_like(self._target_means)
@@ -108,6 +108,7 @@ class SpectralLoss:
             rows = self._features[k, : sizes[k]]
             torch.mm(fold.features, basis, out=rows[:, :-1])
             rows[:, -1] = 1.0
+            self._features[k, sizes[k] :] = 0.0
             self._class_sums[k].index_add_(0, fold.labels, rows)
             torch.mm(fold.target_means, basis, out=self._target_means[k])
             torch.mm(fold.local_means - fold.target_means, basis, out=self._differences[k])
