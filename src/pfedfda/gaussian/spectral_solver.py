@@ -168,11 +168,9 @@ class SpectralLoss:
             logits.sub_(highest[:, :, None]).clamp_(min=_LOWEST_LOG).exp_()
             normalizers = logits.sum(2).log_().add_(highest)
             # The logits of the true classes, which are linear in the weights, need no product.
-            of_labels = self._sums_of_targets + of_means * self._sums_of_differences
-            total = normalizers.sum((0, 2), dtype=torch.float64) - (precisions * of_labels).sum(
-                (0, 2)
-            )
-            losses.append(total - (bias @ self._class_sums[:, :, -1:]).sum((0, 2)))
+            products = precisions * (self._sums_of_targets + of_means * self._sums_of_differences)
+            of_labels = products.sum((0, 2)) + (bias @ self._class_sums[:, :, -1:]).sum((0, 2))
+            losses.append(normalizers.sum((0, 2), dtype=torch.float64) - of_labels)
         return (torch.cat(losses) - self._loss_of_filling) / self._rows
 
     def derivatives(
