@@ -20,7 +20,7 @@ from pfedfda.gaussian.adaptation import _checked_samples, _problem, _whitened
 from pfedfda.gaussian.estimate import _class_moments
 from pfedfda.gaussian.problem import MULTIPLE, SINGLE
 from pfedfda.gaussian.reference_solver import validation_loss
-from pfedfda.gaussian.spectral_solver import SpectralLoss
+from pfedfda.gaussian.spectral_solver import SpectralLoss, _bottom_of_polynomial
 from tests.gaussian.gaussian_clients import Client, make_client, oracle_loss
 
 
@@ -203,6 +203,25 @@ def test_the_global_covariance_is_whitened_as_it_is_or_as_it_is_repaired(spread)
     assert torch.equal(kept, covariance) == (spread >= 1e-6)
     identity = torch.eye(6, dtype=torch.float64)
     torch.testing.assert_close(whitening @ kept @ whitening.T, identity, rtol=0, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(0, 1e6) | st.just(np.inf), min_size=3, max_size=9),
+    st.floats(0.3, 2.0),
+    st.data(),
+)
+def test_the_bottom_of_a_polynomial_lies_between_the_neighbours(values, spacing, data):
+    best = data.draw(st.integers(1, len(values) - 2))
+    values[best] = data.draw(st.floats(0, 1e6))
+    points = [(spacing * i, value) for i, value in enumerate(values)]
+    bottom = _bottom_of_polynomial(points, best)
+    assert points[best - 1][0] <= bottom <= points[best + 1][0]
+
+
+def test_the_bottom_of_a_polynomial_of_degree_four_is_exact():
+    points = [(x, (x - 0.3) ** 2 * (1 + (x + 1) ** 2)) for x in (-2.0, -0.9, 0.1, 0.8, 1.9, 3.0)]
+    assert _bottom_of_polynomial(points, 2) == pytest.approx(0.3, abs=1e-5)
 
 
 def test_no_pair_of_a_fine_grid_is_lower():

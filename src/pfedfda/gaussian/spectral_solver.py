@@ -307,18 +307,21 @@ def _bottom_near(loss: SpectralLoss, scale: _Scale, points: list[Point], best: i
     step of Newton's method that it saves.
     """
     bottom = _bottom_of_polynomial(points, best)
-    before, after = points[best - 1], points[best + 1]
+    (before, _), (after, _) = points[best - 1], points[best + 1]
     for _ in range(_MAX_PROBES):
         # A probe too close to a known point would say nothing new.
-        known = min((position for position, _ in points), key=lambda x: abs(x - bottom))
+        known = [position for position, _ in points]
+        nearest = min(known, key=lambda position: abs(position - bottom))
         probe = bottom
-        if abs(bottom - known) < _PROBE_DISTANCE:
-            probe = known + math.copysign(_PROBE_DISTANCE, bottom - known)
+        if abs(bottom - nearest) < _PROBE_DISTANCE:
+            probe = nearest + math.copysign(_PROBE_DISTANCE, bottom - nearest)
+        crowded = min(abs(probe - position) for position in known) < 0.5 * _PROBE_DISTANCE
+        if crowded or not before < probe < after:
+            break
         points = sorted([*points, (probe, _values_on_line(loss, [scale.beta(probe)])[0])])
-        inside = range(points.index(before) + 1, points.index(after))
-        best = min(inside, key=lambda i: points[i][1])
+        inside = [i for i, (position, _) in enumerate(points) if before < position < after]
         expected = bottom
-        bottom = _bottom_of_polynomial(points, best)
+        bottom = _bottom_of_polynomial(points, min(inside, key=lambda i: points[i][1]))
         if abs(bottom - expected) < _PROBE_DISTANCE:
             break
     return bottom
@@ -332,9 +335,11 @@ def _bottom_of_polynomial(points: list[Point], best: int) -> float:
     """
     first, last = best - 1, best + 1
     while last - first < min(4, len(points) - 1):
-        left = points[first - 1][1] if first > 0 else math.inf
-        right = points[last + 1][1] if last + 1 < len(points) else math.inf
-        first, last = (first - 1, last) if left < right else (first, min(last + 1, len(points) - 1))
+        at_end = last == len(points) - 1
+        if at_end or (first > 0 and points[first - 1][1] < points[last + 1][1]):
+            first -= 1
+        else:
+            last += 1
     position, lowest = points[best]
     offsets, rises = (np.array(points[first : last + 1]) - (position, lowest)).T
     if not np.isfinite(rises).all():
