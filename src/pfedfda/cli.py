@@ -31,6 +31,7 @@ from pfedfda.experiment.config import (
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
 from pfedfda.experiment.rounds import InterruptedRunError
+from pfedfda.flower.project import federate
 from pfedfda.methods import all_methods, expand_names, find_method
 from pfedfda.report.federation import draw_figures, summary_table
 from pfedfda.report.table import build_new_clients_table, build_table
@@ -47,6 +48,7 @@ commands:
   data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
   datasets     list the sources of images and the partitions
+  federate     begin a federation over real sites, on Flower
 
 examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
@@ -100,6 +102,7 @@ def _dispatch(words: list[str]) -> int:
         "data": _data,
         "methods": _methods,
         "datasets": _datasets,
+        "federate": federate,
     }
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
