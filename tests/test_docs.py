@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pfedfda import FederationConfig, run
 from pfedfda.cli import _parse, main
 from pfedfda.data import prepare
 from pfedfda.methods import find_method
 from pfedfda.methods.registry import _registry
+from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +48,7 @@ def test_the_example_method_runs_from_the_command_line(
     config = ["--config", str(folder / "config.toml"), "--output", str(tmp_path)]
     assert main(["run", *config, "--quiet"]) == 0
     again = Path(capsys.readouterr().out.strip())
-    states = [load_file(f / "checkpoint" / "server.safetensors") for f in (folder, again)]
+    states = [final_state(f) for f in (folder, again)]
     assert same(*states)
 
 

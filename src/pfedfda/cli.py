@@ -19,7 +19,7 @@ import pfedfda
 from pfedfda.data import FEDERATIONS, PARTITIONS, SOURCES, FederationConfig, prepare
 from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError, PfedfdaError, unknown
-from pfedfda.experiment.api import compare_config, run_config
+from pfedfda.experiment.api import compare_config, run_config, same_settings
 from pfedfda.experiment.config import (
     GROUPS,
     Config,
@@ -54,6 +54,7 @@ examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
   pfedfda compare --methods local fedavg fedavg-ft --source ~/photos --rounds 50
   pfedfda run --config runs/digits-fedavg/config.toml --seed 1
+  pfedfda run --resume runs/digits-fedavg
 
 'pfedfda COMMAND --help' tells everything about a command.
 """
@@ -64,6 +65,9 @@ CONFIG_HELP = (
 FEDERATION_HELP = (
     "One of the paper's federations, e.g. cifar10-s, with its settings (pfedfda datasets lists "
     "them); other options override it."
+)
+RESUME_HELP = (
+    "The folder of a run that was stopped: go on from its last checkpoint, with its settings."
 )
 METHODS_HELP = "Methods by name; all stands for every method."
 METHOD_HELP = "The method by name, or a Python file that registers one."
@@ -117,9 +121,9 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     """Run one method on a federation."""
-    config, quiet = _parse("run", words)
+    config, quiet, folder = _parse("run", words)
     with choose_observer(quiet) as observer:
-        result = run_config(config, observer)
+        result = run_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary])
     print(result.folder)
@@ -136,9 +140,9 @@ def _print_tables(summaries: list[dict[str, Any]]) -> None:
 
 def _compare(words: list[str]) -> int:
     """Run several methods on one federation and print one table."""
-    config, quiet = _parse("compare", words)
+    config, quiet, folder = _parse("compare", words)
     with choose_observer(quiet) as observer:
-        comparison = compare_config(config, observer)
+        comparison = compare_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary for result in comparison.results])
     print(comparison.folder)
@@ -273,8 +277,10 @@ def _refuse_arguments(command: str, words: list[str], about: str) -> None:
         raise InputError(f"'pfedfda {command}' takes no arguments, but got {words[0]!r}.")
 
 
-def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
+def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     """Turn the words behind ``run`` or ``compare`` into a configuration.
+
+    Also tells whether to be quiet, and the folder of a run to go on with.
 
     The method decides which hyper-parameters there are, and a configuration file decides the
     defaults, so these two are looked for first; tyro then parses everything.
@@ -282,6 +288,9 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     base = Config({})
     if path := _value_of("--config", words):
         base = read_config(Path(path[-1]))
+    resumed = Path(resume[-1]) if (resume := _value_of("--resume", words)) else None
+    if resumed is not None:
+        base = _resumed_config(command, resumed)
     named = _value_of("--federation", words)
     if named:
         base = change(base, named_federation(named[-1]))
@@ -294,7 +303,10 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     def option(kind: Any, text: str) -> Any:
         return Annotated[kind, tyro.conf.arg(help=text)]
 
-    fields: list[tuple[str, Any, Any]] = [("config", option(Path | None, CONFIG_HELP), None)]
+    fields: list[tuple[str, Any, Any]] = [
+        ("config", option(Path | None, CONFIG_HELP), None),
+        ("resume", option(Path | None, RESUME_HELP), None),
+    ]
     if plural:
         fields.append(("methods", option(tuple[str, ...], METHODS_HELP), tuple(names)))
     else:
@@ -314,7 +326,23 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     parsed = _parse_quietly(options, f"pfedfda {command}", words, _about(command))
     methods = {name: getattr(parsed, _attribute(name), m) for name, m in defaults.items()}
     groups = {group: getattr(parsed, group) for group in GROUPS}
-    return Config(methods, **groups), parsed.quiet
+    config = Config(methods, **groups)
+    if resumed is not None and not same_settings(config, base):
+        raise InputError(
+            f"A run that goes on keeps its settings; start a new one with --config "
+            f"{resumed / 'config.toml'} to change them."
+        )
+    return config, parsed.quiet, resumed
+
+
+def _resumed_config(command: str, folder: Path) -> Config:
+    """Return the configuration of a run that was stopped."""
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"There is no run in {folder} to go on with.")
+    kind = "run" if (folder / "checkpoint").is_dir() else "compare"
+    if kind != command:
+        raise InputError(f"{folder} comes from the other command: pfedfda {kind} --resume {folder}")
+    return read_config(folder / "config.toml")
 
 
 def _renamed(kind: Any, name: str, text: str) -> Any:

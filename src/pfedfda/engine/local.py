@@ -4,7 +4,7 @@ A pool of persistent worker processes, one compute thread each, plays the client
 state is written to shared memory once a round and mapped by every worker; the pipes carry only
 client numbers and small results. Clients are handed out largest first, so that no long one is left
 for the end, and outcomes come back in that same order, so that the server's sums do not depend on
-the number of workers.
+the number of workers. A worker that dies is replaced, and its client tries again.
 """
 
 import multiprocessing
@@ -13,10 +13,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +24,7 @@ from types import TracebackType
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,6 +39,7 @@ from pfedfda.methods.registry import load_method_file, user_files
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY = 2**28
 MAX_WAITING_BYTES = 2**30
+TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,31 @@ class SharedBroadcast:
     frost: list[NDArray[np.uint8]] | None
 
 
+@dataclass
+class HandOut:
+    """How far a round has come.
+
+    Parameters
+    ----------
+    kind
+        What the clients do.
+    pending
+        Clients that nobody works at yet, with their positions.
+    shared
+        What the workers were told.
+    arrived
+        Outcomes that wait for their turn, by client.
+    deaths
+        How many workers have died at each client.
+    """
+
+    kind: JobKind
+    pending: deque[tuple[int, int]]
+    shared: SharedBroadcast
+    arrived: dict[int, Outcome] = field(default_factory=dict)
+    deaths: Counter[int] = field(default_factory=Counter)
+
+
 class LocalEngine:
     """Runs clients on this machine; a context manager.
 
@@ -201,34 +227,54 @@ class LocalEngine:
         if self._workers or self.num_workers == 0:
             return
         self._scratch = _make_scratch(self.task, self.num_workers)
+        for number in range(self.num_workers):
+            self._workers.append(self._start_worker(number))
+
+    def _start_worker(self, number: int) -> Worker:
         # Forking is quick and lets a method be defined in a script or a notebook; an accelerator's
         # runtime does not survive it.
         fork = sys.platform == "linux" and self.device.type == "cpu"
         context = multiprocessing.get_context("fork" if fork else "spawn")
-        for number in range(self.num_workers):
-            ours, theirs = context.Pipe()
-            # A forked child holds copies of our ends: it must close them, or a worker would never
-            # notice that we are gone.
-            inherited = [w.connection for w in self._workers] + [ours] if fork else []
-            # A fresh process has not run the files that brought the user's methods.
-            files = [] if fork else user_files()
-            process = context.Process(  # type: ignore[attr-defined]
-                target=_work,
-                name=f"pfedfda-worker-{number}",
-                args=(
-                    theirs,
-                    inherited,
-                    files,
-                    self.federation,
-                    self.task,
-                    str(self.device),
-                    self._scratch,
-                ),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._workers.append(Worker(process, ours))
+        ours, theirs = context.Pipe()
+        # A forked child holds copies of our ends: it must close them, or a worker would never
+        # notice that we are gone.
+        inherited = [w.connection for w in self._workers] + [ours] if fork else []
+        # A fresh process has not run the files that brought the user's methods.
+        files = [] if fork else user_files()
+        process = context.Process(  # type: ignore[attr-defined]
+            target=_work,
+            name=f"pfedfda-worker-{number}",
+            args=(
+                theirs,
+                inherited,
+                files,
+                self.federation,
+                self.task,
+                str(self.device),
+                self._scratch,
+            ),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _replace(self, worker: Worker, shared: SharedBroadcast) -> str:
+        """Start a process in the place of one that died; return how that one ended."""
+        worker.process.join(timeout=5)
+        code = worker.process.exitcode
+        how = f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            if -code == signal.SIGKILL:
+                how += ", as the system does when memory runs out"
+        worker.connection.close()
+        number = self._workers.index(worker)
+        del self._workers[number]
+        fresh = self._start_worker(number)
+        self._workers.insert(number, fresh)
+        fresh.connection.send(shared)
+        return how
 
     def close(self) -> None:
         """Stop the workers and remove the shared memory."""
@@ -254,28 +300,29 @@ class LocalEngine:
         if self.num_workers == 0:
             yield from self._run_here(kind, order, broadcast)
             return
-        self._start()
-        shared = self._share(broadcast)
         # An outcome that must wait for its turn occupies shared memory; the window bounds how many.
         per_update = max(num_bytes(broadcast.state), 1)
         window = max(2 * self.num_workers, min(256, MAX_WAITING_BYTES // per_update))
-        pending = deque(enumerate(order))
-        arrived: dict[int, Outcome] = {}
         finished = False
         try:
+            self._start()
+            hand_out = HandOut(kind, deque(enumerate(order)), self._share(broadcast))
             for position, client_id in enumerate(order):
                 # Whoever became idle while the last outcome was taken in gets work first.
-                self._collect(arrived, kind, broadcast.round, timeout=0)
-                self._hand_out(pending, position + window, kind, broadcast.round)
-                while client_id not in arrived:
-                    self._collect(arrived, kind, broadcast.round, timeout=None)
-                    self._hand_out(pending, position + window, kind, broadcast.round)
-                yield self._take(arrived.pop(client_id))
+                self._collect(hand_out, timeout=0)
+                self._hand_out(hand_out, position + window)
+                while client_id not in hand_out.arrived:
+                    self._collect(hand_out, timeout=None)
+                    self._hand_out(hand_out, position + window)
+                yield self._take(hand_out.arrived.pop(client_id))
+            hand_out.shared.path.unlink(missing_ok=True)
             finished = True
+        except (OSError, SafetensorError) as error:
+            raise RunStoppedError(
+                f"The {kind} step of round {broadcast.round} failed ({error})."
+            ) from error
         finally:
-            if finished:
-                shared.path.unlink(missing_ok=True)
-            else:  # an error, or the consumer lost interest: the workers may still be busy
+            if not finished:  # an error, or the consumer lost interest: workers may still be busy
                 self.close()
 
     def _run_here(
@@ -301,32 +348,26 @@ class LocalEngine:
             broadcast.shift,
             broadcast.frost,
         )
-        for worker in self._workers:
-            self._send(worker, shared, "broadcast", broadcast.round)
+        for worker in list(self._workers):
+            try:
+                worker.connection.send(shared)
+            except (BrokenPipeError, ConnectionResetError):
+                self._replace(worker, shared)
         return shared
 
-    def _send(self, worker: Worker, message: object, activity: str, round_number: int) -> None:
-        try:
-            worker.connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._death(worker, activity, round_number) from None
-
-    def _hand_out(
-        self, pending: deque[tuple[int, int]], limit: int, kind: JobKind, round_number: int
-    ) -> None:
+    def _hand_out(self, hand_out: HandOut, limit: int) -> None:
         """Give every idle worker the next client whose position is below the limit."""
-        for worker in self._workers:
-            if worker.client_id is None and pending and pending[0][0] < limit:
-                worker.client_id = pending.popleft()[1]
-                self._send(worker, (kind, worker.client_id), kind, round_number)
+        for worker in list(self._workers):
+            if worker.client_id is None and hand_out.pending and hand_out.pending[0][0] < limit:
+                position, client_id = hand_out.pending.popleft()
+                try:
+                    worker.connection.send((hand_out.kind, client_id))
+                    worker.client_id = client_id
+                except (BrokenPipeError, ConnectionResetError):  # it died while it was idle
+                    hand_out.pending.appendleft((position, client_id))
+                    self._replace(worker, hand_out.shared)
 
-    def _collect(
-        self,
-        arrived: dict[int, Outcome],
-        kind: JobKind,
-        round_number: int,
-        timeout: float | None,
-    ) -> None:
+    def _collect(self, hand_out: HandOut, timeout: float | None) -> None:
         """Take the outcomes that are there; without a timeout wait for at least one."""
         busy = {w.connection: w for w in self._workers if w.client_id is not None}
         for connection in wait(list(busy), timeout):
@@ -334,11 +375,24 @@ class LocalEngine:
             try:
                 answer = worker.connection.recv()
             except (EOFError, ConnectionResetError):
-                raise self._death(worker, kind, round_number) from None
+                self._mourn(worker, hand_out)
+                continue
             if isinstance(answer, Exception):
                 raise answer
             worker.client_id = None
-            arrived[answer.client_id] = answer
+            hand_out.arrived[answer.client_id] = answer
+
+    def _mourn(self, worker: Worker, hand_out: HandOut) -> None:
+        """Replace a worker that died and let its client try again, though not for ever."""
+        client_id = worker.client_id
+        assert client_id is not None
+        how = self._replace(worker, hand_out.shared)
+        hand_out.deaths[client_id] += 1
+        if hand_out.deaths[client_id] < TRIES:
+            hand_out.pending.appendleft((-1, client_id))  # before all limits: it is waited for
+        else:
+            failure = f"its worker process {how}, {TRIES} times"
+            hand_out.arrived[client_id] = Outcome(client_id, failure=failure)
 
     def _take(self, outcome: Outcome) -> Outcome:
         """Map the tensors of an update that a worker left in the shared memory."""
@@ -349,20 +403,6 @@ class LocalEngine:
         tensors = load_file(path)
         path.unlink()
         return replace(outcome, update=replace(outcome.update, tensors=tensors))
-
-    def _death(self, worker: Worker, activity: str, round_number: int) -> RunStoppedError:
-        worker.process.join(timeout=5)
-        code = worker.process.exitcode
-        how = f"ended with code {code}"
-        if code is not None and code < 0:
-            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
-            if -code == signal.SIGKILL:
-                how += ", as the system does when memory runs out"
-        who = "" if worker.client_id is None else f" of client {worker.client_id}"
-        return RunStoppedError(
-            f"Worker process {worker.process.pid} {how} during the {activity} step{who} in round "
-            f"{round_number}."
-        )
 
 
 def _work(
@@ -408,12 +448,10 @@ def _work(
                 answer = _leave(runner.run(kind, client_id, broadcast), scratch)
             except PfedfdaError as error:
                 answer = error
-            except Exception as error:
+            except (OSError, SafetensorError) as error:
                 answer = RunStoppedError(
-                    f"Client {client_id} failed in the {kind} step of round {broadcast.round}: "
-                    f"{type(error).__name__}: {error} (--workers 0 shows where)."
+                    f"The update of client {client_id} cannot be written to {scratch} ({error})."
                 )
-                answer.add_note(traceback.format_exc())
             try:
                 connection.send(answer)
             except (BrokenPipeError, ConnectionResetError):

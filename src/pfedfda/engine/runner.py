@@ -1,5 +1,6 @@
 """What happens at one client, in whatever process it runs."""
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from pfedfda.data import ClientData, Federation, corrupt
 from pfedfda.data.shift import Shift
 from pfedfda.engine.states import ClientStates
+from pfedfda.errors import PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Update, to_input
 from pfedfda.seeding import numpy_generator, torch_generator
 
@@ -42,6 +44,10 @@ class Outcome:
         Where the client's time went, by component.
     bytes_down, bytes_up
         Sizes of the message and the update.
+    failure
+        Why the client could not do its part, in a few words; None if it could.
+    trace
+        Where in the program it failed.
     """
 
     client_id: int
@@ -53,6 +59,8 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
+    failure: str | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,15 +111,27 @@ class ClientRunner:
         self.model = task.build_model().to(device)
 
     def run(self, kind: JobKind, client_id: int, broadcast: Broadcast) -> Outcome:
-        """Do a client's part in a round."""
-        return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+        """Do a client's part in a round.
+
+        Whatever goes wrong at a client is its outcome; only what is wrong with the run is raised.
+        """
+        try:
+            return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+        except PfedfdaError:
+            raise
+        except Exception as error:
+            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Outcome(client_id, failure=failure, trace=traceback.format_exc())
 
     def _train(self, client_id: int, broadcast: Broadcast) -> Outcome:
         client = self._client("train", client_id, broadcast)
         message = broadcast.method.message(broadcast.state, client_id)
         update = broadcast.method.train(client, message)
+        for name, tensor in client.state.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise FloatingPointError(f"its own tensor {name} is not finite")
         if client.state:
-            broadcast.states.stage(client_id, client.state)
+            broadcast.states.save(client_id, broadcast.round, client.state)
         return Outcome(
             client_id,
             update=replace(update, client_id=client_id),
@@ -147,7 +167,9 @@ class ClientRunner:
             round=broadcast.round,
             task=self.task,
             samples=self._samples(data.train_images, data.train_labels),
-            state=broadcast.states.load(client_id),
+            state=broadcast.states.load(
+                client_id, before=broadcast.round + (purpose == "evaluate")
+            ),
             model=self.model,
             generator=generator,
         )

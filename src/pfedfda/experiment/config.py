@@ -38,6 +38,15 @@ class ScheduleConfig:
         The share of the clients, the last ones, that never take part in training. After the last
         round they personalise and are evaluated, on their own images and under each corruption at
         severity 3.
+    checkpoint_every
+        Save the run after every so many rounds, so that it can be taken up there if it is stopped;
+        0 means about once a minute.
+    max_update_norm
+        The longest tensor that is believed; a client that sends a longer one is left out of the
+        round, like one that sends numbers that are not finite.
+    max_failures
+        Stop the run when a larger share of the clients' steps than this has failed (and at least
+        ten have); up to there, a client that fails is left out and named.
     seed
         Determines initial weights, participation and the order of samples.
     """
@@ -46,6 +55,9 @@ class ScheduleConfig:
     participation: float = 0.3
     eval_every: int = 20
     new_clients: float = 0.0
+    checkpoint_every: int = 0
+    max_update_norm: float = 1e6
+    max_failures: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +69,12 @@ class ScheduleConfig:
             raise InputError(f"new-clients is {self.new_clients}; it must lie in [0, 1).")
         if self.eval_every < 0:
             raise InputError(f"eval-every is {self.eval_every}; it must be 0 or more.")
+        if self.checkpoint_every < 0:
+            raise InputError(f"checkpoint-every is {self.checkpoint_every}; it must be 0 or more.")
+        if not self.max_update_norm > 0:
+            raise InputError(f"max-update-norm is {self.max_update_norm}; it must be above 0.")
+        if not 0 <= self.max_failures <= 1:
+            raise InputError(f"max-failures is {self.max_failures}; it must lie in [0, 1].")
 
     def trained_clients(self, clients: int) -> int:
         """Return how many of the clients may take part in training."""

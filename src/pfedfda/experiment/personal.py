@@ -1,6 +1,5 @@
 """New clients: a personal model for images that were never part of the training."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from pfedfda.data import open_source
 from pfedfda.data.decoding import with_channels
 from pfedfda.engine.local import resolve_device
 from pfedfda.engine.runner import one_thread, score
 from pfedfda.errors import InputError
+from pfedfda.experiment.checkpoint import read_checkpoint
 from pfedfda.experiment.config import OutputConfig, read_config
 from pfedfda.experiment.results import make_folder
 from pfedfda.methods import Client, Method, Samples, Task, Tensors
@@ -152,18 +150,15 @@ def personalize(
 
 def load_finished(run: Path) -> FinishedRun:
     """Read the method and the server's state of a finished run."""
-    checkpoint = run / "checkpoint"
+    if (run / "comparison.csv").exists():
+        raise InputError(f"{run} is a comparison: name the folder of one method in it.")
+    checkpoint = read_checkpoint(run / "checkpoint")
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        state = load_file(checkpoint / "server.safetensors")
-        image_shape = tuple(int(n) for n in manifest["task"]["image_shape"])
-        class_names = tuple(str(name) for name in manifest["class_names"])
-        round_number, num_clients = int(manifest["round"]), int(manifest["task"]["num_clients"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        hint = ""
-        if (run / "comparison.csv").exists():
-            hint = "; it is a comparison: name the folder of one method in it"
-        raise InputError(f"{run} is not a finished run ({error}){hint}.") from error
+        image_shape = tuple(int(n) for n in checkpoint.about["task"]["image_shape"])
+        class_names = tuple(str(name) for name in checkpoint.about["class_names"])
+        num_clients = int(checkpoint.about["task"]["num_clients"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{run} is not a finished run ({error}).") from error
     config = read_config(run / "config.toml")
     (method,) = config.methods.values()
     task = Task(
@@ -174,7 +169,7 @@ def load_finished(run: Path) -> FinishedRun:
         training=config.training,
         seed=config.schedule.seed,
     )
-    return FinishedRun(method, task, class_names, round_number, state)
+    return FinishedRun(method, task, class_names, checkpoint.round, checkpoint.state)
 
 
 def _samples(source: str, run: FinishedRun) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -237,6 +237,14 @@ class Method(ABC):
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Return the model that the client uses; nothing that training sees may change."""
 
+    def expects(self, state: Tensors) -> Tensors:
+        """Return tensors of the names, shapes and types that a proper update to this state has.
+
+        An update that is different is left out of the round. As a rule they are those tensors of
+        the state whose first parts are in `up`; of what `up` names besides, nothing is known.
+        """
+        return part(state, *self.up)
+
     def shared_model(self, client: Client, message: Tensors) -> nn.Module | None:
         """Return the model that all clients have in common, None if there is no such model."""
         return None
