@@ -255,7 +255,7 @@ class Site:
             raise InputError(f"The name of the run is {job.run!r}; it must be a plain name.")
         folder = self.site.folder / job.run
         states = ClientStates(folder / "states", job.checkpoint)
-        states.prune([job.client_id])  # the server cannot go back behind its checkpoint
+        states.prune([job.client_id], job.round - 1)
         delivered = Delivered(job.method)
         broadcast = Broadcast(
             delivered,
