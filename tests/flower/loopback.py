@@ -99,7 +99,9 @@ class Loopback:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def start_node(self, name: str, number: int, extra: str = "", *, tls: bool = True) -> None:
+    def start_node(
+        self, name: str, number: int, extra: str = "", *, tls: bool = True, port: int = 0
+    ) -> None:
         config = f'name="{name}" partition-id={number} state-dir="{self.folder / "sites"}" {extra}'
         security = ["--insecure"]
         if tls:
@@ -108,7 +110,7 @@ class Loopback:
             name,
             "flower-supernode",
             *security,
-            *("--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port())),
+            *("--superlink", f"127.0.0.1:{port or self.port}", "--port", str(free_port())),
             *("--node-config", config),
         )
 

@@ -299,6 +299,17 @@ def test_a_second_node_cannot_take_the_name_of_the_first(tmp_path: Path) -> None
     assert {node for node, kind in grid.asked if kind != "query"} == {1, 2, 3}
 
 
+def test_newcomers_are_not_asked_while_nobody_is_missing(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+
+    class Join(Observer):
+        def progressed(self, fraction: float) -> None:
+            grid.nodes[77] = {"partition-id": 0, "name": "late", "state-dir": str(tmp_path)}
+
+    serve(grid, read_run_config(RUN | {"output": str(tmp_path)}), Join(), poll=0.01)
+    assert 77 not in {node for node, _ in grid.asked}
+
+
 def write_images(folder: Path, classes: dict[str, int], grey: bool = True) -> Path:
     random = np.random.default_rng(len(classes))
     for name, brightness in classes.items():

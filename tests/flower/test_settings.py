@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pfedfda import InputError, all_methods
-from pfedfda.flower.settings import from_settings, read_run_config, to_settings
-from pfedfda.flower.site import read_node_config
+from pfedfda.flower.settings import from_settings, read_node_config, read_run_config, to_settings
 
 
 @pytest.mark.parametrize("method", sorted(all_methods()))

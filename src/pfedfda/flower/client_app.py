@@ -9,8 +9,8 @@ from pfedfda.engine.runner import JobKind
 from pfedfda.errors import PfedfdaError
 from pfedfda.flower.jobs import description_settings, read_job
 from pfedfda.flower.records import FAILURE, pack, settings_of, tensors_of
-from pfedfda.flower.settings import from_settings
-from pfedfda.flower.site import Site, read_node_config
+from pfedfda.flower.settings import from_settings, read_node_config
+from pfedfda.flower.site import Site
 
 app = ClientApp()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pfedfda.data.shift import Shift
 from pfedfda.flower.records import MalformedError, Setting
-from pfedfda.flower.settings import from_settings, to_settings
-from pfedfda.flower.site import MAX_NAME, Description, Job
+from pfedfda.flower.settings import MAX_NAME, from_settings, to_settings
+from pfedfda.flower.site import Description, Job
 
 MAX_SAMPLES = 10**9
 MAX_CLASSES = 100_000

@@ -1,5 +1,7 @@
 """The ServerApp: gathers the sites and hands them to the round loop as an engine."""
 
+from collections.abc import Sequence
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -9,7 +11,8 @@ from pfedfda.experiment.config import Config, read_config
 from pfedfda.experiment.observers import Observer, PlainObserver
 from pfedfda.experiment.results import RunResult, is_complete, load_run, make_folder
 from pfedfda.experiment.rounds import run_rounds
-from pfedfda.flower.engine import DESCRIBE_TIMEOUT, FlowerEngine, Sites
+from pfedfda.flower.engine import FlowerEngine
+from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import Roster, agree, read_roster
 from pfedfda.flower.settings import RunSettings, ServerConfig, read_run_config
 from pfedfda.flower.site import make_task
@@ -85,9 +88,8 @@ def _wait_for(sites: Sites, roster: Roster, server: ServerConfig) -> None:
     """Wait for the sites of a run that goes on; a few may be missing."""
     needed = min(server.min_nodes, len(roster))
 
-    def enough(names: object) -> bool:
-        there = set(roster.client_names) & {site.name for site in sites.described.values()}
-        return len(there) >= needed
+    def enough(names: Sequence[str]) -> bool:
+        return len(set(roster.client_names) & set(names)) >= needed
 
     if not sites.gather(enough, server.wait):
         raise InputError(

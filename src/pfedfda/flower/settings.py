@@ -1,5 +1,7 @@
-"""Settings on their way: the run configuration of Flower, and what the server tells a client."""
+"""Settings: Flower's run configuration and node configuration, and what travels between them."""
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +14,7 @@ from pfedfda.methods import find_method
 Scalar = bool | int | float | str
 TRAVELLING = ("federation", "model", "training", "schedule")
 HYPERPARAMETERS = "hyperparameters."
+MAX_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -124,3 +127,78 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
     instance = from_mapping(find_method(method), tables["hyperparameters"], method)
     groups = {name: from_mapping(GROUPS[name], tables[name], name) for name in TRAVELLING}
     return Config({method: instance}, **groups)
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """What a site says about itself, in the node configuration of its SuperNode.
+
+    Parameters
+    ----------
+    name
+        The name of the site, which must stay the same for as long as a run lasts.
+    data
+        The site's images: a folder of class/image.png, or an .npz file.
+    partition_id, num_partitions
+        For trials: the site plays this client of the federation that the run describes.
+    state_dir
+        Where the site keeps its own tensors, prepared images and personal models.
+    device
+        Where the network runs.
+    """
+
+    name: str | None = None
+    data: Path | None = None
+    partition_id: int | None = None
+    num_partitions: int | None = None
+    state_dir: Path | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.data is None and self.partition_id is None:
+            raise InputError(
+                'The node configuration names no data: give data="PATH", or partition-id=N for '
+                "a trial."
+            )
+        if self.data is not None and self.name is None:
+            raise InputError('The node configuration has data and no name: give name="SITE".')
+        if not is_plain(self.site_name):
+            raise InputError(
+                f"The name of the site is {self.site_name!r}; it must be 1 to {MAX_NAME} letters, "
+                f"digits, dots, dashes or underscores."
+            )
+
+    @property
+    def site_name(self) -> str:
+        """The name of the site; in a trial by default the number of the client."""
+        return str(self.partition_id) if self.name is None else self.name
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of this site is; sites that share a disk do not meet."""
+        if self.state_dir is not None:
+            return self.state_dir.expanduser() / self.site_name
+        state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(state_home) / "pfedfda" / self.site_name
+
+
+def read_node_config(node_config: Mapping[str, Any]) -> SiteConfig:
+    """Return the settings in the node configuration of a SuperNode.
+
+    Parameters
+    ----------
+    node_config
+        Settings with dashes in their names, e.g. ``state-dir``; others than those of `SiteConfig`
+        may be there for other apps.
+    """
+    known = {f.name for f in fields(SiteConfig)}
+    named = {key.replace("-", "_"): value for key, value in node_config.items()}
+    own = {name: value for name, value in named.items() if name in known}
+    if "name" in own:
+        own["name"] = str(own["name"])
+    return from_mapping(SiteConfig, own, "node configuration")
+
+
+def is_plain(name: str) -> bool:
+    """Tell whether a name can be that of a folder and of nothing else."""
+    return re.fullmatch(rf"\w[\w.-]{{0,{MAX_NAME - 1}}}", name) is not None

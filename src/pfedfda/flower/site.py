@@ -1,10 +1,8 @@
 """A site of the federation: its data, its own tensors and its personal model, on its own disk."""
 
 import os
-import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,81 +16,10 @@ from pfedfda.engine import ClientStates, Outcome, one_thread
 from pfedfda.engine.local import resolve_device
 from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import Config, from_mapping
+from pfedfda.experiment.config import Config
+from pfedfda.flower.settings import SiteConfig, is_plain
 from pfedfda.methods import Client, Method, Personal, Task, Tensors, Update
 from pfedfda.models import Model, save_model
-
-MAX_NAME = 60
-
-
-@dataclass(frozen=True)
-class SiteConfig:
-    """What a site says about itself, in the node configuration of its SuperNode.
-
-    Parameters
-    ----------
-    name
-        The name of the site, which must stay the same for as long as a run lasts.
-    data
-        The site's images: a folder of class/image.png, or an .npz file.
-    partition_id, num_partitions
-        For trials: the site plays this client of the federation that the run describes.
-    state_dir
-        Where the site keeps its own tensors, prepared images and personal models.
-    device
-        Where the network runs.
-    """
-
-    name: str | None = None
-    data: Path | None = None
-    partition_id: int | None = None
-    num_partitions: int | None = None
-    state_dir: Path | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.data is None and self.partition_id is None:
-            raise InputError(
-                'The node configuration names no data: give data="PATH", or partition-id=N for '
-                "a trial."
-            )
-        if self.data is not None and self.name is None:
-            raise InputError('The node configuration has data and no name: give name="SITE".')
-        if not _is_plain(self.site_name):
-            raise InputError(
-                f"The name of the site is {self.site_name!r}; it must be 1 to {MAX_NAME} letters, "
-                f"digits, dots, dashes or underscores."
-            )
-
-    @property
-    def site_name(self) -> str:
-        """The name of the site; in a trial by default the number of the client."""
-        return str(self.partition_id) if self.name is None else self.name
-
-    @property
-    def folder(self) -> Path:
-        """Where everything of this site is; sites that share a disk do not meet."""
-        if self.state_dir is not None:
-            return self.state_dir.expanduser() / self.site_name
-        state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(state_home) / "pfedfda" / self.site_name
-
-
-def read_node_config(node_config: Mapping[str, Any]) -> SiteConfig:
-    """Return the settings in the node configuration of a SuperNode.
-
-    Parameters
-    ----------
-    node_config
-        Settings with dashes in their names, e.g. ``state-dir``; others than those of `SiteConfig`
-        may be there for other apps.
-    """
-    known = {f.name for f in fields(SiteConfig)}
-    named = {key.replace("-", "_"): value for key, value in node_config.items()}
-    own = {name: value for name, value in named.items() if name in known}
-    if "name" in own:
-        own["name"] = str(own["name"])
-    return from_mapping(SiteConfig, own, "node configuration")
 
 
 @dataclass(frozen=True)
@@ -251,7 +178,7 @@ class Site:
 
     def run(self, job: Job, message: Tensors) -> Outcome:
         """Do the site's part in a round."""
-        if not _is_plain(job.run):
+        if not is_plain(job.run):
             raise InputError(f"The name of the run is {job.run!r}; it must be a plain name.")
         folder = self.site.folder / job.run
         states = ClientStates(folder / "states", job.checkpoint)
@@ -352,8 +279,3 @@ def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> N
     save_model(new, model, job.config.model, job.image_shape, job.class_names, about)
     shutil.rmtree(folder, ignore_errors=True)
     new.replace(folder)
-
-
-def _is_plain(name: str) -> bool:
-    """Tell whether a name can be that of a folder and of nothing else."""
-    return re.fullmatch(rf"\w[\w.-]{{0,{MAX_NAME - 1}}}", name) is not None
