@@ -20,6 +20,23 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+# Runs first in every Python process of the federation.
+AUDIT = """
+import os, sys
+
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        address = arguments[1] if event == "socket.connect" else arguments[:2]
+        host = address[0] if isinstance(address, tuple) else address
+        here = ("127.0.0.1", "localhost", "::1", "", None)
+        if host not in here and host not in seen:
+            seen.add(host)
+            with open({path!r}, "a") as file:
+                file.write(f"{{sys.argv[0]}} {{event}} {{address}}\\n")
+
+seen = set()
+sys.addaudithook(watch)
+"""
 
 
 def free_port() -> int:
@@ -47,8 +64,12 @@ class Loopback:
             **QUIET,
             "FLWR_HOME": str(folder / "home"),
             "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONPATH": os.pathsep.join([str(folder / "audit"), *filter(None, sys.path)]),
         }
+        self.outside = folder / "outside.txt"
+        """Names every address outside this machine that a process has turned to."""
+        (folder / "audit").mkdir()
+        (folder / "audit" / "sitecustomize.py").write_text(AUDIT.format(path=str(self.outside)))
         self._make_certificates()
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(

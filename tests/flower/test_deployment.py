@@ -180,3 +180,6 @@ def test_a_federation_survives_what_happens_to_it(loopback: Loopback) -> None:
     assert {site["name"] for site in roster["sites"]} == {"vilnius", "kaunas", "liar"}
     listing = loopback.flwr("supernode", "list", "loopback")
     assert listing.count("online") == 3
+
+    # Nothing phoned home.
+    assert not loopback.outside.exists(), loopback.outside.read_text()
