@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from rich.table import Table
 import pfedfda
 from pfedfda.data import FEDERATIONS, PARTITIONS, SOURCES, FederationConfig, prepare
 from pfedfda.data.shift import frost_photos
+from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, PfedfdaError, unknown
 from pfedfda.experiment.api import compare_config, run_config, same_settings
 from pfedfda.experiment.config import (
@@ -30,11 +31,13 @@ from pfedfda.experiment.config import (
 )
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
+from pfedfda.experiment.results import is_complete
 from pfedfda.experiment.rounds import InterruptedRunError
 from pfedfda.flower.project import federate
 from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.report import write_report
 from pfedfda.report.federation import draw_figures, summary_table
-from pfedfda.report.table import build_new_clients_table, build_table
+from pfedfda.report.table import build_new_clients_table, build_paper_table, build_table
 
 USAGE = """\
 usage: pfedfda COMMAND [options]
@@ -44,6 +47,8 @@ Personalised federated learning on one machine.
 commands:
   run          run one method on a federation
   compare      run several methods on one federation and print one table
+  reproduce    run a table or figure of the paper, and print our numbers beside the paper's
+  report       write a page with tables and figures about runs
   personalize  make a personal model for new images from a finished run
   data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
@@ -55,6 +60,8 @@ examples:
   pfedfda compare --methods local fedavg fedavg-ft --source ~/photos --rounds 50
   pfedfda run --config runs/digits-fedavg/config.toml --seed 1
   pfedfda run --resume runs/digits-fedavg
+  pfedfda reproduce table1 --columns cifar10-s@25 --methods fedavg-ft pfedfda --dry-run
+  pfedfda report runs/digits-fedavg runs/digits-pfedfda
 
 'pfedfda COMMAND --help' tells everything about a command.
 """
@@ -102,6 +109,8 @@ def _dispatch(words: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "compare": _compare,
+        "reproduce": _reproduce,
+        "report": _report,
         "personalize": _personalize,
         "data": _data,
         "methods": _methods,
@@ -126,6 +135,7 @@ def _run(words: list[str]) -> int:
         result = run_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary])
+        print(f"report: {write_report([result.folder], result.folder)}")
     print(result.folder)
     return 0
 
@@ -145,7 +155,142 @@ def _compare(words: list[str]) -> int:
         comparison = compare_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary for result in comparison.results])
+        print(f"report: {write_report([comparison.folder], comparison.folder)}")
     print(comparison.folder)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceOptions:
+    """Run what a table or figure of the paper needs, and print our numbers beside the paper's.
+
+    Runs that are complete are not run again; a suite that was interrupted goes on where it was when
+    the same command is given again. Without a suite, all of them are listed.
+
+    Parameters
+    ----------
+    suite
+        table1 to table9, figure2 to figure4, or theorem1.
+    methods
+        The rows: methods by name (presets such as pfedfda-released too), or what else the rows of
+        the table are; by default all of the paper's.
+    columns
+        The columns by name, e.g. cifar10-s@25 for CIFAR10-S with 25 % of the training samples; by
+        default all of the paper's.
+    rounds
+        The number of rounds, if not the paper's.
+    seeds
+        A run for each of these seeds; the table has their mean.
+    dry_run
+        Only say what would run and about how long it would take, by timing a round of each.
+    data_dir
+        The folder with local copies of datasets of the Hub; by default what PFEDFDA_DATA names.
+    output
+        The folder for runs.
+    results
+        The folder for the small files that the tables are made from; by default results in the
+        output folder.
+    quiet
+        Print nothing but the table and the paths.
+    engine
+        What runs where.
+    """
+
+    suite: tyro.conf.Positional[str | None] = None
+    methods: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rounds: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    data_dir: Path | None = None
+    output: Path = Path("runs")
+    results: Path | None = None
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    engine: Annotated[EngineConfig, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=EngineConfig
+    )
+
+
+def _reproduce(words: list[str]) -> int:
+    """Run a table or figure of the paper, and print our numbers beside the paper's."""
+    from pfedfda.paper import computed
+    from pfedfda.paper.reproduce import estimate, plan, reproduce
+    from pfedfda.paper.suites import COMPUTED, SUITES, find_suite
+
+    options = _parse_quietly(ReproduceOptions, "pfedfda reproduce", words)
+    if options.suite is None:
+        known = {suite.key: suite.title for suite in SUITES.values()} | COMPUTED
+        _print_list("suite", "what it shows", dict(sorted(known.items())))
+        return 0
+    if options.suite in COMPUTED:
+        return computed.show(options.suite, options.data_dir, options.output)
+    if not options.seeds:
+        raise InputError("There is no seed; name at least one.")
+    suite = find_suite(options.suite)
+    rows, columns = suite.choose_rows(options.methods), suite.choose_columns(options.columns)
+    with choose_observer(options.quiet) as observer:
+        jobs = plan(
+            suite, rows, columns, options.rounds, options.seeds, options.engine,
+            options.data_dir, options.output, observer,
+        )  # fmt: skip
+        if options.dry_run:
+            waiting = [job for job in jobs if not is_complete(job.folder)]
+            seconds = {}
+            for number, job in enumerate(waiting):
+                observer.preparing("timing a round of each", number, len(waiting))
+                seconds[job.folder.name] = estimate(job, observer)
+        else:
+            results = options.results or options.output / "results"
+            done = reproduce(suite, jobs, rows, columns, options.output, results, observer)
+    if options.dry_run:
+        times = {name: f"about {_duration(value)}" for name, value in seconds.items()}
+        complete = {j.folder.name: "complete" for j in jobs if j.folder.name not in times}
+        _print_list("run", "how long", complete | times)
+        print(f"{len(times)} of {len(jobs)} runs to make, about {_duration(sum(seconds.values()))}")
+        return 0
+    _print_wide(build_paper_table(done.table))
+    for note in done.table.notes:
+        print(f"- {note}")
+    print(f"report: {done.page}")
+    if done.stopped:
+        print(f"pfedfda: {len(done.stopped)} of {len(jobs)} runs stopped early.", file=sys.stderr)
+    return 1 if done.stopped else 0
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Write a page with tables and figures about runs, to be opened in a browser.
+
+    Parameters
+    ----------
+    runs
+        Folders of runs or comparisons.
+    output
+        The folder for report.html and figures; by default that of the run if there is one, else
+        report.
+    title
+        The heading of the page.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    output: Path | None = None
+    title: str | None = None
+
+
+def _report(words: list[str]) -> int:
+    """Write a page with tables and figures about runs."""
+    options = _parse_quietly(ReportOptions, "pfedfda report", words)
+    if not options.runs:
+        raise InputError("There is no run to report on; name the folder of one.")
+    alone = options.runs[0] if len(options.runs) == 1 else Path("report")
+    print(write_report(options.runs, options.output or alone, title=options.title))
     return 0
 
 
@@ -260,13 +405,23 @@ def _datasets(words: list[str]) -> int:
         ("--source", "where the images come from", SOURCES),
         ("--partition", "who gets what", PARTITIONS),
     ):
-        table = Table(title=option, title_justify="left")
-        table.add_column("name", no_wrap=True)
-        table.add_column(what, overflow="fold")
-        for name, text in rows.items():
-            table.add_row(name, text)
-        Console().print(table)
+        _print_list("name", what, rows, option)
     return 0
+
+
+def _print_list(name: str, what: str, rows: Mapping[str, str], title: str | None = None) -> None:
+    table = Table(title=title, title_justify="left")
+    table.add_column(name, no_wrap=True)
+    table.add_column(what, overflow="fold")
+    for key, text in rows.items():
+        table.add_row(key, text)
+    Console().print(table)
+
+
+def _print_wide(table: Table) -> None:
+    """Print a table in full; one that is wider than the terminal is wrapped by the terminal."""
+    console = Console()
+    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
 
 
 def _refuse_arguments(command: str, words: list[str], about: str) -> None:

@@ -19,7 +19,7 @@ from pfedfda.cli import main
 from pfedfda.experiment import rounds
 from pfedfda.experiment.checkpoint import sole_use
 from pfedfda.experiment.results import is_complete
-from pfedfda.methods import Client, Tensors, Update, find_method
+from pfedfda.methods import Client, Tensors, Update
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
 from tests.experiment.files import comparable_files
@@ -181,6 +181,18 @@ def test_damaged_checkpoints_are_refused_and_left_alone(
     assert resume(folder, workers=0, quiet=True).summary["status"] == "complete"
 
 
+def test_what_a_kill_leaves_half_written_is_removed(
+    tiny_config: FederationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stopped_run(tiny_config, tmp_path, monkeypatch)
+    (folder / "checkpoint" / ".tmp4711").write_bytes(b"half")
+    (folder / "checkpoint" / "server-000005.safetensors").write_bytes(b"half")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "mean_acc')
+    whole = run("ditto", tiny_config, output=tmp_path / "whole", workers=0, **SETTINGS)
+    assert comparable_files(resume(folder, quiet=True).folder) == comparable_files(whole.folder)
+
+
 def test_places_that_cannot_be_written(tiny_config: FederationConfig) -> None:
     with pytest.raises(InputError, match="cannot be written to /proc"):
         run("local", tiny_config, rounds=1, workers=0, output=Path("/proc/runs"), quiet=True)
@@ -270,7 +282,3 @@ def test_checkpoints_by_rounds(
     run(FedAvg(), tiny_config, rounds=7, checkpoint_every=every, workers=0, output=tmp_path,
         quiet=True)  # fmt: skip
     assert written == (list(range(8)) if every == 1 else [0, 5, 7])
-
-
-def test_every_registered_method_says_what_it_expects(tiny_config: FederationConfig) -> None:
-    assert find_method("lg-fedavg")(shared="dense").expects({"body.x": None, "head.y": None})

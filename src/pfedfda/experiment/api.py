@@ -22,6 +22,7 @@ from pfedfda.experiment.results import (
 )
 from pfedfda.experiment.rounds import DivergedRunError, run_rounds
 from pfedfda.methods import Method, Task, expand_names, find_method
+from pfedfda.report.federation import write_federation_file
 from pfedfda.report.table import COLUMNS, comparison_table
 
 
@@ -123,6 +124,7 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     federation, task = _prepare(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
+        write_federation_file(federation, folder)
         with _saying_how_to_go_on(f"pfedfda run --resume {folder}"):
             return run_rounds(method, config, engine, folder, observer)
 
@@ -143,6 +145,7 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, name)
         write_text(folder / "config.toml", write_config(config))
+        write_federation_file(federation, folder)
         comparison = Comparison(folder, [])
         for method_name, method in config.methods.items():
             subfolder = folder / method.name

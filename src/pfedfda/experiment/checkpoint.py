@@ -83,9 +83,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     flush(new)
     new.replace(folder / "manifest.json")
     flush(folder)
-    for old in folder.glob("server-*"):
-        if old != path:
-            old.unlink(missing_ok=True)
+    tidy(folder, checkpoint.round)
+
+
+def tidy(folder: Path, round_number: int) -> None:
+    """Remove older states, and what was never finished because its process was killed."""
+    kept = ("manifest.json", "lock", state_path(folder, round_number).name)
+    for file in folder.iterdir():
+        if file.name not in kept and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

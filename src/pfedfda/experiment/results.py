@@ -17,7 +17,7 @@ import pfedfda
 from pfedfda.engine import ClientStates, Outcome, Roster
 from pfedfda.engine.states import flush
 from pfedfda.errors import InputError
-from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.experiment.config import Config, OutputConfig, write_config
 from pfedfda.methods import Method, Task
 
@@ -134,6 +134,7 @@ class RunWriter:
             raise InputError(
                 f"The checkpoint in {self.folder} belongs to another task than its config.toml."
             )
+        tidy(self.folder / "checkpoint", checkpoint.round)
         self.states = replace(self.states, checkpoint=checkpoint.round)
         self.states.rewind()
         sizes = self.log_sizes()

@@ -2,7 +2,8 @@
 
 A comment behind each says where in the paper it stands: "setup" is Section 5.1, "C.1" to "C.3" are
 the parts of Appendix C (datasets, training, new clients), "D" is Appendix D. What the paper leaves
-out is listed in `NOT_STATED`, and nothing here fills the gap.
+out is listed in `NOT_STATED`; where a run cannot do without it, the federations of this package
+have a value of their own.
 """
 
 import re
@@ -24,6 +25,7 @@ COMMON: dict[str, Any] = {
     "weight_decay": 5e-4,  # C.2
     "train_share": 0.8,  # setup and C.2, inside every client
     "clients": 100,  # setup; EMNIST and DIGIT-5 differ
+    "init": "he",  # Section 4.1 and Algorithm 1: random Gaussian weights, e.g. by He et al.
 }
 """What holds for all experiments unless a federation says otherwise."""
 
@@ -59,7 +61,7 @@ METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg-ft": {"fine_tune_epochs": 5},  # C.3, where it is said of new clients
     "apfl": {"alpha": 0.25},  # C.2
     "ditto": {"mu": 1.0, "personal_epochs": 5},  # C.2
-    "fedbabu": {"fine_tune_epochs": 5},  # C.2
+    "fedbabu": {"fine_tune": "head", "fine_tune_epochs": 5},  # C.2
     "fedpac": {"lam": 1.0, "head_epochs": 1, "head_lr": 0.1},  # C.2
     "fedrep": {"head_epochs": 5},  # C.2
     "fedrod": {},
@@ -99,6 +101,14 @@ NOT_STATED: tuple[str, ...] = (
     "the Dirichlet α behind Tables 6 and 9 (0.5 is assumed)",
     "pFedMe's inner steps and their learning rate, FedRoD's and LG-FedAvg's hyper-parameters",
     "pFedFDA's ridge ε, and the scale of its initial means",
+    "after which rounds the clients were evaluated (the last is assumed)",
+    "which 1000 writers of EMNIST (the first by name with 64 images or more)",
+    "the number of test samples in the scarce federations, and how their class mix is drawn",
+    "which corruption and severity each client has",
+    "whether Local trains in every round or only when drawn (here: when drawn)",
+    "FedRep's epochs for the body (as many as for the head), and the learning rate of fine-tuning",
+    "q among the clients that train for Table 4",
+    "the α behind Figures 2 and 4 (0.5 is assumed)",
 )
 """What a run needs and the paper does not say."""
 
