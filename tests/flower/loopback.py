@@ -163,7 +163,7 @@ class Loopback:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def wait_for(self, fact: Callable[[], Any], what: str, seconds: float = 150) -> Any:
+    def wait_for(self, fact: Callable[[], Any], what: str, seconds: float = 240) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := fact()):
             if time.monotonic() > deadline:

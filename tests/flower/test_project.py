@@ -1,5 +1,7 @@
 """``pfedfda federate init`` and the example that is the same."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -50,3 +52,13 @@ def test_the_settings_of_the_project_are_settings_of_ours() -> None:
     assert settings.config.schedule.rounds == 10
     assert settings.config.output.name is None
     assert settings.server.min_nodes == 3
+
+
+def test_nobody_else_needs_flower() -> None:
+    """The package and its commands work where Flower cannot be imported."""
+    program = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import pfedfda.cli; raise SystemExit(pfedfda.cli.main(['methods']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
