@@ -1,14 +1,16 @@
 """``pfedfda federate init`` and the example that is the same."""
 
+import io
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from pfedfda.cli import main
-from pfedfda.flower.project import TEMPLATE
+from pfedfda.flower.project import TEMPLATE, init
 from pfedfda.flower.settings import read_run_config
 from pfedfda.methods import find_method
 
@@ -62,3 +64,17 @@ def test_nobody_else_needs_flower() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_only_the_programs_travel_to_the_sites(tmp_path: Path) -> None:
+    """Keys, results and personal models may lie beside the app when it is packed."""
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
+    from flwr.cli.build import build_fab_from_disk
+
+    init(tmp_path)
+    for name in ("runs/run/roster.json", "sites/a/model.json", "ca.key", "flwr/config.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    packed = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
+    programs = {f"federation/{name}.py" for name in ("__init__", "client", "server")}
+    assert set(packed) == programs | {"pyproject.toml", ".info/CONTENT"}
