@@ -1,6 +1,6 @@
 """``pfedfda federate init`` and the example that is the same."""
 
-import io
+import os
 import subprocess
 import sys
 import tomllib
@@ -13,6 +13,7 @@ from pfedfda.cli import main
 from pfedfda.flower.project import TEMPLATE, init
 from pfedfda.flower.settings import read_run_config
 from pfedfda.methods import find_method
+from tests.flower.loopback import QUIET
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
@@ -69,12 +70,14 @@ def test_nobody_else_needs_flower() -> None:
 def test_only_the_programs_travel_to_the_sites(tmp_path: Path) -> None:
     """Keys, results and personal models may lie beside the app when it is packed."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
-    from flwr.cli.build import build_fab_from_disk
-
     init(tmp_path)
     for name in ("runs/run/roster.json", "sites/a/model.json", "ca.key", "flwr/config.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    packed = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path))).namelist()
+    flwr = Path(sys.executable).parent / "flwr"
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path / "home")}
+    subprocess.run([flwr, "build"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    (fab,) = tmp_path.glob("*.fab")
+    packed = zipfile.ZipFile(fab).namelist()
     programs = {f"federation/{name}.py" for name in ("__init__", "client", "server")}
     assert set(packed) == programs | {"pyproject.toml", ".info/CONTENT"}
