@@ -1,5 +1,6 @@
 """What the documentation shows is run."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -121,10 +122,22 @@ def test_commands_in_the_pages_are_accepted() -> None:
     assert len(commands) >= 5
     for command in commands:
         words = command.split("#")[0].split()
-        if words[0] in ("run", "compare") and not any(w.endswith((".py", ".toml")) for w in words):
-            config, _ = _parse(words[0], words[1:])
+        needs_a_file = any(w.endswith((".py", ".toml")) or w == "--resume" for w in words)
+        if words[0] in ("run", "compare") and not needs_a_file:
+            config, _, _ = _parse(words[0], words[1:])
             if config.federation.source == "digits":
                 prepare(config.federation)
+
+
+def test_the_page_of_results_says_what_the_results_say() -> None:
+    """docs/reproduction.md is what its script writes from results/, to the byte."""
+    path = ROOT / "docs" / "write_reproduction.py"
+    spec = importlib.util.spec_from_file_location("write_reproduction", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert (ROOT / "docs" / "reproduction.md").read_text() == script.page(ROOT / "results")
 
 
 def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ class Run:
                 yield outcome.update
             else:
                 self.writer.states.forget(outcome.client_id, round_number)
-                self._report(outcome, round_number, "train", fault or "it sent nothing")
+                self._report(outcome, round_number, "train", fault)
 
     def _report(self, outcome: Outcome, round_number: int, step: str, reason: str) -> None:
         """Write down that a client was left out, and say so."""

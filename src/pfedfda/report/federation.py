@@ -14,6 +14,7 @@ from pfedfda.data.corruptions import SEVERITIES
 from pfedfda.report.figures import MOST_CLASSES, draw_bubbles, save, spaced
 from pfedfda.seeding import numpy_generator
 
+MOST_CLIENTS_WRITTEN = 1000
 SHEET_CLIENTS = 12
 SHEET_IMAGES = 12
 
@@ -53,8 +54,10 @@ def class_counts(federation: Federation) -> NDArray[np.int64]:
     return counts
 
 
-def write_federation_file(federation: Federation, folder: Path) -> Path:
+def write_federation_file(federation: Federation, folder: Path) -> Path | None:
     """Write ``federation.json``: who holds how many training samples of which class.
+
+    A federation of more than a thousand clients goes without: nobody could read its chart.
 
     Parameters
     ----------
@@ -63,6 +66,8 @@ def write_federation_file(federation: Federation, folder: Path) -> Path:
     folder
         The folder of a run or a comparison, where the report looks for the file.
     """
+    if len(federation) > MOST_CLIENTS_WRITTEN:
+        return None
     classes = len(federation.class_names)
     counts = [
         np.bincount(federation.client(client).train_labels, minlength=classes).tolist()
