@@ -70,14 +70,15 @@ def test_nobody_else_needs_flower() -> None:
 def test_only_the_programs_travel_to_the_sites(tmp_path: Path) -> None:
     """Keys, results and personal models may lie beside the app when it is packed."""
     pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
-    init(tmp_path)
+    app = tmp_path / "app"
+    init(app)
     for name in ("runs/run/roster.json", "sites/a/model.json", "ca.key", "flwr/config.toml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("{}")
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text("{}")
     flwr = Path(sys.executable).parent / "flwr"
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path / "home")}
-    subprocess.run([flwr, "build"], cwd=tmp_path, env=environment, check=True, capture_output=True)
-    (fab,) = tmp_path.glob("*.fab")
+    subprocess.run([flwr, "build"], cwd=app, env=environment, check=True, capture_output=True)
+    (fab,) = app.glob("*.fab")
     packed = zipfile.ZipFile(fab).namelist()
     programs = {f"federation/{name}.py" for name in ("__init__", "client", "server")}
     assert set(packed) == programs | {"pyproject.toml", ".info/CONTENT"}
