@@ -1,7 +1,7 @@
 """A real federation on loopback, with TLS and keys, to which everything happens that may.
 
-Every message starts a process at its site, so this takes about two minutes on a quiet machine with
-two cores. All facts come from one run.
+Every message starts a process at its site, so this takes two and a half minutes on two cores with
+some other work, and more on a busy machine. All facts come from one run.
 """
 
 import json
