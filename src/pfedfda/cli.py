@@ -236,8 +236,8 @@ def _reproduce(words: list[str]) -> int:
         if options.dry_run:
             waiting = [job for job in jobs if not is_complete(job.folder)]
             seconds = {}
-            for number, job in enumerate(waiting):
-                observer.preparing("timing a round of each", number, len(waiting))
+            for number, job in enumerate(waiting, start=1):
+                observer.say(f"Timing a round, {number} of {len(waiting)}: {job.folder.name}")
                 seconds[job.folder.name] = estimate(job, observer)
         else:
             results = options.results or options.output / "results"
