@@ -33,6 +33,7 @@ from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
 from pfedfda.experiment.results import is_complete
 from pfedfda.experiment.rounds import InterruptedRunError
+from pfedfda.flower.project import federate
 from pfedfda.methods import all_methods, expand_names, find_method
 from pfedfda.report import write_report
 from pfedfda.report.federation import draw_figures, summary_table
@@ -52,6 +53,7 @@ commands:
   data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
   datasets     list the sources of images and the partitions
+  federate     begin a federation over real sites, on Flower
 
 examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
@@ -113,6 +115,7 @@ def _dispatch(words: list[str]) -> int:
         "data": _data,
         "methods": _methods,
         "datasets": _datasets,
+        "federate": federate,
     }
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from pfedfda.data import ClientData, Federation, corrupt
+from pfedfda.data import ClientData, corrupt
 from pfedfda.data.shift import Shift
 from pfedfda.engine.states import ClientStates
 from pfedfda.errors import PfedfdaError
@@ -91,6 +91,13 @@ class Broadcast:
     frost: list[NDArray[np.uint8]] | None = None
 
 
+class Holder(Protocol):
+    """Who has the clients' images; a prepared `pfedfda.data.Federation` is one."""
+
+    def client(self, client_id: int) -> ClientData:
+        """Return the images of one client."""
+
+
 class ClientRunner:
     """Plays one client after the other, with one scratch model.
 
@@ -104,7 +111,7 @@ class ClientRunner:
         Where the networks run.
     """
 
-    def __init__(self, federation: Federation, task: Task, device: torch.device) -> None:
+    def __init__(self, federation: Holder, task: Task, device: torch.device) -> None:
         self.federation = federation
         self.task = task
         self.device = device
