@@ -113,10 +113,12 @@ def test_work_is_spread_over_persistent_processes(
 
 def test_one_compute_thread_everywhere(tiny: Federation, task: Task, tmp_path: Path) -> None:
     before = torch.get_num_threads()
+    torch.set_num_threads(2)
     for engine in engines(tiny, task):
         updates = run(engine, "threads", ClientStates(tmp_path))
         assert {int(u.tensors["threads"]) for u in updates} == {1}
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
 
 
 def test_killed_worker_is_replaced_and_its_client_tries_again(
