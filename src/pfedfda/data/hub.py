@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from pfedfda.data.decoding import Encoded, Progress, decode_all
 from pfedfda.data.sources import ImageSet
-from pfedfda.data.store import default_cache, store
+from pfedfda.data.store import DAMAGED, default_cache, store
 from pfedfda.errors import InputError
+from pfedfda.files import expand_user
 
 FORMAT = 1
 
@@ -197,11 +198,12 @@ class HubDataset:
 def data_folder(given: Path | None = None) -> Path | None:
     """Return the folder of local datasets: the given one, or what ``PFEDFDA_DATA`` names."""
     if given is not None:
-        if not given.expanduser().is_dir():
+        folder = expand_user(given)
+        if not folder.is_dir():
             raise InputError(f"There is no data folder {given}.")
-        return given.expanduser()
+        return folder
     named = os.environ.get("PFEDFDA_DATA")
-    return Path(named).expanduser() if named else None
+    return expand_user(Path(named)) if named else None
 
 
 def _number(
@@ -234,5 +236,5 @@ def _read(folder: Path) -> ImageSet | None:
             groups = np.load(folder / "groups.npy", allow_pickle=False)
         class_names, group_names = tuple(names["class_names"]), tuple(names["group_names"])
         return ImageSet(images, labels, class_names, groups, group_names)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGED:
         return None
