@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pfedfda.data.decoding import Encoded, Progress, decode_all
 from pfedfda.data.sources import ImageSet
 from pfedfda.data.store import DAMAGED, default_cache, store
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, shown
 from pfedfda.files import expand_user
 
 FORMAT = 1
@@ -102,7 +102,8 @@ class HubDataset:
                     continue  # a split without labels
                 class_names = tuple(getattr(table.features[label], "names", None) or ())
                 for row, entry in enumerate(table.data.column(image).to_pylist()):
-                    encoded.append(self._encoded(entry, f"{row} of split {split}"))
+                    name = f"{row} of split {split}"
+                    encoded.append(self._encoded(entry, name, Path(scratch)))
                 labels += values
                 if self.group_column is not None:
                     groups += table[self.group_column][:]
@@ -171,11 +172,21 @@ class HubDataset:
         assert label is not None
         return image, label
 
-    def _encoded(self, entry: Any, name: str) -> Encoded:
+    def _encoded(self, entry: Any, name: str, scratch: Path) -> Encoded:
         if isinstance(entry, dict) and entry.get("bytes"):
             return name, entry["bytes"]
         if isinstance(entry, dict) and entry.get("path"):
-            return entry["path"], Path(entry["path"])
+            local = self.local_copy()
+            path = Path(entry["path"]).absolute()
+            inside = local is None or any(
+                path.is_relative_to(p.absolute()) for p in (local, scratch)
+            )
+            if not inside or ".." in path.parts:
+                raise InputError(
+                    f"Image {name} of the dataset {self.repository} is {shown(entry['path'])}, "
+                    f"outside its folder."
+                )
+            return entry["path"], path
         raise InputError(f"Image {name} of the dataset {self.repository} is empty.")
 
     def _unreachable(self) -> InputError:
