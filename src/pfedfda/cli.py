@@ -35,6 +35,7 @@ from pfedfda.experiment.results import is_complete
 from pfedfda.experiment.rounds import InterruptedRunError
 from pfedfda.flower.project import federate
 from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.methods.registry import load_method_file
 from pfedfda.report import write_report
 from pfedfda.report.federation import draw_figures, summary_table
 from pfedfda.report.table import build_new_clients_table, build_paper_table, build_table
@@ -312,6 +313,8 @@ class PersonalizeOptions:
         Determines which images are held out.
     device
         Where the network runs: cpu, cuda, mps.
+    method
+        The Python file of the run's method, if it came from one.
     """
 
     run: tyro.conf.Positional[Path]
@@ -320,12 +323,17 @@ class PersonalizeOptions:
     output: Path | None = None
     seed: int = 0
     device: str = "cpu"
+    method: Path | None = None
 
 
 def _personalize(words: list[str]) -> int:
     """Make a personal model for new images from a finished run."""
     options = _parse_quietly(PersonalizeOptions, "pfedfda personalize", words)
-    result = personalize(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
+    if options.method is not None:
+        load_method_file(options.method)
+    settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    del settings["method"]
+    result = personalize(**settings)
     told = "".join(f", {name} {value:.3f}" for name, value in result.metrics.items())
     print(
         f"fitted to {result.fitted} images in {1000 * result.seconds['fit']:.1f} ms after "
@@ -441,6 +449,11 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     defaults, so these two are looked for first; tyro then parses everything.
     """
     base = Config({})
+    plural = command == "compare"
+    flag = "--methods" if plural else "--method"
+    for name in _value_of(flag, words):
+        if name.endswith(".py"):  # a file of settings may name it only after the user has
+            find_method(name)
     if path := _value_of("--config", words):
         base = read_config(Path(path[-1]))
     resumed = Path(resume[-1]) if (resume := _value_of("--resume", words)) else None
@@ -449,8 +462,6 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     named = _value_of("--federation", words)
     if named:
         base = change(base, named_federation(named[-1]))
-    plural = command == "compare"
-    flag = "--methods" if plural else "--method"
     asked = _value_of(flag, words) or list(base.methods) or (["all"] if plural else ["fedavg"])
     names = expand_names(asked) if plural else asked[-1:]
     defaults = {name: base.methods.get(name) or find_method(name)() for name in names}

@@ -124,8 +124,11 @@ def load_frost_photos(folder: Path) -> list[Bytes]:
         raise InputError(f"There is no frost*.png or frost*.jpg in the folder {folder}.")
     photos = []
     for path in paths:
-        with Image.open(path) as photo:
-            pixels = np.asarray(photo.convert("RGB"))
+        try:
+            with Image.open(path, formats=("PNG", "JPEG")) as photo:
+                pixels = np.asarray(photo.convert("RGB"))
+        except Exception as error:  # there is no saying what a decoder raises on a damaged file
+            raise InputError(f"The photograph {path} cannot be decoded ({error}).") from error
         photos.append(pixels[FROST_STEP // 2 :: FROST_STEP, FROST_STEP // 2 :: FROST_STEP].copy())
     return photos
 

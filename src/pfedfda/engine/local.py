@@ -40,6 +40,7 @@ SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY = 2**28
 MAX_WAITING_BYTES = 2**30
 TRIES = 2
+MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,11 @@ class EngineConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise InputError(f"The number of workers is {self.workers}; it must be 0 or more.")
+        if self.workers is not None and not 0 <= self.workers <= MOST_WORKERS:
+            raise InputError(
+                f"The number of workers is {self.workers}; it must lie between 0 and "
+                f"{MOST_WORKERS}."
+            )
         resolve_device(self.device)
 
     @property

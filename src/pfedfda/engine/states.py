@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfedfda.errors import RunStoppedError
+from pfedfda.models.export import UNREADABLE
 
 CLIENTS_PER_FOLDER = 1000
 SUFFIX = ".safetensors"
@@ -45,7 +46,7 @@ class ClientStates:
         path = self._path(client_id, max(earlier))
         try:
             return load_file(path)
-        except (OSError, SafetensorError) as error:
+        except UNREADABLE as error:
             raise RunStoppedError(
                 f"The state of client {client_id} in {path} cannot be read ({error})."
             ) from error
@@ -95,9 +96,12 @@ class ClientStates:
         Also removes what a kill between a checkpoint and its pruning has left.
         """
         for folder in self.folder.glob("*/*"):
+            if not folder.is_dir() or folder.is_symlink():
+                continue
             for file in folder.iterdir():
                 number = _round_of(file)
-                if number is None or number > self.checkpoint:
+                unfinished = number is None and SUFFIX in file.name
+                if unfinished or (number is not None and number > self.checkpoint):
                     file.unlink(missing_ok=True)
             if folder.name.isdecimal():
                 self.prune([int(folder.name)], self.checkpoint)

@@ -21,6 +21,7 @@ from pfedfda.experiment.results import (
     write_text,
 )
 from pfedfda.experiment.rounds import DivergedRunError, run_rounds
+from pfedfda.files import refuse_links
 from pfedfda.methods import Method, Task, expand_names, find_method
 from pfedfda.report.federation import write_federation_file
 from pfedfda.report.table import COLUMNS, comparison_table
@@ -100,7 +101,7 @@ def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) 
     Parameters
     ----------
     folder
-        The folder of the run.
+        The folder of the run. A method of your own must have been registered before.
     workers
         Worker processes, as for `run`; the result does not depend on it.
     quiet
@@ -118,6 +119,8 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     if len(config.methods) != 1:
         raise InputError(f"Exactly one method can be run, not {len(config.methods)}; see compare.")
     method = next(iter(config.methods.values()))
+    if folder is not None:
+        refuse_links(folder)
     if folder is not None and is_complete(folder):
         observer.say(f"{folder} is complete already.")
         return load_run(folder)
@@ -125,7 +128,7 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
         write_federation_file(federation, folder)
-        with _saying_how_to_go_on(f"pfedfda run --resume {folder}"):
+        with _saying_how_to_go_on("run", folder, config):
             return run_rounds(method, config, engine, folder, observer)
 
 
@@ -140,6 +143,7 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
     name = f"{_stem(config)}-compare"
     folder = folder or find_unfinished(config, name)
     if folder is not None:
+        refuse_links(folder)
         observer.say(f"Going on with {folder}, which was stopped.")
     federation, task = _prepare(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
@@ -155,7 +159,7 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
             subfolder.mkdir(exist_ok=True)
             alone = replace(config, methods={method_name: method})
             try:
-                with _saying_how_to_go_on(f"pfedfda compare --resume {folder}"):
+                with _saying_how_to_go_on("compare", folder, config):
                     result = run_rounds(method, alone, engine, subfolder, observer)
             except RunStoppedError:
                 if comparison.results:
@@ -195,13 +199,20 @@ def same_settings(first: Config, second: Config) -> bool:
 
 
 @contextmanager
-def _saying_how_to_go_on(command: str) -> Iterator[None]:
+def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator[None]:
     try:
         yield
     except DivergedRunError:
         raise
     except RunStoppedError as error:
-        raise type(error)(f"{error} To go on: {command}") from error
+        # Settings must not run a program by themselves, so the user names a method's file again.
+        methods = ""
+        if any(name.endswith(".py") for name in config.methods):
+            methods = " --method" + "s" * (command == "compare")
+            methods += "".join(f" {name}" for name in config.methods)
+        raise type(error)(f"{error} To go on: pfedfda {command} --resume {folder}{methods}") from (
+            error
+        )
 
 
 def make_task(config: Config, federation: Federation) -> Task:

@@ -19,23 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfedfda.engine.states import flush
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, shown
+from pfedfda.files import read_text
+from pfedfda.models.export import UNREADABLE
 
 FORMAT = 1
-UNREADABLE = (
-    OSError,
-    SafetensorError,
-    ValueError,
-    KeyError,
-    TypeError,
-    MemoryError,
-    RecursionError,
-)
 
 
 @dataclass(frozen=True)
@@ -97,9 +89,9 @@ def tidy(folder: Path, round_number: int) -> None:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint; refuse one that is damaged or is none."""
     try:
-        manifest = _mapping(json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+        manifest = _mapping(json.loads(read_text(folder / "manifest.json")))
         if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']!r}, not {FORMAT}")
+            raise ValueError(f"its format is {shown(manifest['format'])}, not {FORMAT}")
         round_number = _natural(manifest["round"])
         state = load_file(state_path(folder, round_number))
         if manifest["digest"] != _digest(state):
@@ -126,13 +118,13 @@ def state_path(folder: Path, round_number: int) -> Path:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a number of rounds or bytes")
+        raise ValueError(f"{shown(value)} is not a number of rounds or bytes")
     return value
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is not a table")
+        raise TypeError(f"{shown(value)} is not a table")
     return value
 
 

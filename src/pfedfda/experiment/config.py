@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import re
-import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +12,16 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from pfedfda.data import FEDERATIONS, FederationConfig
 from pfedfda.engine import EngineConfig
-from pfedfda.errors import InputError, unknown
+from pfedfda.errors import InputError, shown, unknown
+from pfedfda.files import read_toml
 from pfedfda.methods import Method, TrainingConfig, find_method
+from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 
 T = TypeVar("T")
+MOST_ROUNDS = 1_000_000
+LARGEST_INTEGER = 2**63 - 1  # as TOML has it
+LONGEST_NAME = 255  # of a file or a folder, as file systems have it
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,10 @@ class ScheduleConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputError(f"The number of rounds is {self.rounds}; it must be at least 1.")
+        if not 1 <= self.rounds <= MOST_ROUNDS:
+            raise InputError(
+                f"The number of rounds is {self.rounds}; it must lie between 1 and {MOST_ROUNDS:,}."
+            )
         if not 0 < self.participation <= 1:
             raise InputError(f"The participation is {self.participation}; it must lie in (0, 1].")
         if not 0 <= self.new_clients < 1:
@@ -217,6 +223,10 @@ def checked_fields(kind: type[Any], values: Mapping[str, Any], where: str) -> di
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Return the value as the type that a field has, or refuse it."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise InputError(f"{where} is a whole number of more than 64 bits.")
+    if isinstance(value, str | Path):
+        _refuse_odd_text(str(value), where)
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
@@ -229,7 +239,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         if option in (int, str, bool) and type(value) is option:
             return value
-    raise InputError(f"{where} is {value!r}; it must be {_describe(options)}.")
+    raise InputError(f"{where} is {shown(value)}; it must be {_describe(options)}.")
+
+
+def _refuse_odd_text(text: str, where: str) -> None:
+    """Refuse what no file system takes as a path; settings that are no paths are short anyway."""
+    if "\0" in text or any(len(part.encode()) > LONGEST_NAME for part in text.split("/")):
+        raise InputError(
+            f"{where} is {shown(text)}; it must be free of null characters and of names that are "
+            f"longer than {LONGEST_NAME} bytes."
+        )
 
 
 def _describe(options: tuple[Any, ...]) -> str:
@@ -246,20 +265,27 @@ def _describe(options: tuple[Any, ...]) -> str:
 def read_config(path: Path) -> Config:
     """Read a configuration from a TOML file, such as the ``config.toml`` of a run."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = read_toml(path)
     except FileNotFoundError:
         raise InputError(f"There is no configuration file {path}.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"The configuration file {path} cannot be read ({error}).") from error
     for name, table in tables.items():
         if name not in ("methods", *GROUPS):
             raise unknown(f"table in {path}:", name, ["methods", *GROUPS])
         if not isinstance(table, dict):
-            raise InputError(f"{name} in {path} is {table!r}; it must be a table.")
+            raise InputError(f"{name} in {path} is {shown(table)}; it must be a table.")
     methods = {}
     for name, fields in tables.get("methods", {}).items():
         if not isinstance(fields, dict):
-            raise InputError(f"methods.{name} in {path} is {fields!r}; it must be a table.")
+            raise InputError(f"methods.{name} in {path} is {shown(fields)}; it must be a table.")
+        _refuse_odd_text(name, f"The name of a method in {path}")
+        if name.endswith(".py") and not is_loaded(Path(name)):
+            raise InputError(
+                f"{path} takes a method from the Python file {shown(name)}, and settings must not "
+                f"run a program by themselves: name that file on the command line too, with "
+                f"--method."
+            )
         methods[name] = from_mapping(find_method(name), fields, f"methods.{name}")
     groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}
     return Config(methods, **groups)

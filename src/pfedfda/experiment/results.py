@@ -16,12 +16,15 @@ import torch
 import pfedfda
 from pfedfda.engine import ClientStates, Outcome, Roster
 from pfedfda.engine.states import flush
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, shown
 from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.experiment.config import Config, OutputConfig, write_config
-from pfedfda.methods import Method, Task
+from pfedfda.files import LARGE, read_text
+from pfedfda.methods import Method, Task, Tensors
 
 LOGS = ("metrics.jsonl", "failures.jsonl")
+ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
+BYTES_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,14 @@ class RunWriter:
         paths = {name: self.folder / name for name in LOGS}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
-    def take_up(self) -> Checkpoint | None:
-        """Return the last checkpoint, None if there is none, and bring all files back to it."""
+    def take_up(self, initial: Tensors) -> Checkpoint | None:
+        """Return the last checkpoint, None if there is none, and bring all files back to it.
+
+        Parameters
+        ----------
+        initial
+            The server's initial state; what it has, the checkpoint must have in the same shape.
+        """
         if not (self.folder / "checkpoint" / "manifest.json").exists():
             return None
         checkpoint = read_checkpoint(self.folder / "checkpoint")
@@ -134,6 +143,13 @@ class RunWriter:
             raise InputError(
                 f"The checkpoint in {self.folder} belongs to another task than its config.toml."
             )
+        for name, tensor in initial.items():
+            saved = checkpoint.state.get(name)
+            if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                raise InputError(
+                    f"The checkpoint in {self.folder} does not fit its config.toml: its tensor "
+                    f"{name} is missing or of another shape or type."
+                )
         tidy(self.folder / "checkpoint", checkpoint.round)
         self.states = replace(self.states, checkpoint=checkpoint.round)
         self.states.rewind()
@@ -207,6 +223,7 @@ class RunWriter:
     def write_summary(self, summary: Mapping[str, Any]) -> RunResult:
         """Write ``summary.json`` and return the result."""
         content = {"method": self.method.name, **summary, "machine": machine()}
+        _refuse_strange_summary(content, self.folder)
         _write_json(self.folder / "summary.json", content)
         return RunResult(self.folder, self.method.name, content, self.metrics)
 
@@ -214,7 +231,7 @@ class RunWriter:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file with a JSON object in each line."""
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for line in read_text(path, LARGE).splitlines()]
         if not all(isinstance(line, dict) for line in lines):
             raise ValueError("a line is not an object")
     except (OSError, ValueError, RecursionError) as error:
@@ -225,7 +242,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def is_complete(folder: Path) -> bool:
     """Tell whether a run has come to its end."""
     try:
-        return bool(json.loads((folder / "summary.json").read_text())["status"] == "complete")
+        return bool(json.loads(read_text(folder / "summary.json"))["status"] == "complete")
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -233,11 +250,28 @@ def is_complete(folder: Path) -> bool:
 def load_run(folder: Path) -> RunResult:
     """Read a run from its folder."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads(read_text(folder / "summary.json"))
         metrics = read_lines(folder / "metrics.jsonl")
-        return RunResult(folder, summary["method"], summary, metrics)
+        _refuse_strange_summary(summary, folder)
+        return RunResult(folder, str(summary["method"]), summary, metrics)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder} is not a finished run ({error}).") from error
+
+
+def _refuse_strange_summary(summary: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a complete run without the numbers that every table has."""
+    if summary["status"] != "complete":
+        return
+    try:
+        numbers = [summary[name] for name in (*ACCURACIES, *BYTES_PER_ROUND)]
+        numbers.append(summary["seconds"]["total"])
+        for accuracies in summary.get("new_clients", {}).values():
+            numbers += [accuracies[name] for name in ACCURACIES]
+        strange = [value for value in numbers if type(value) not in (int, float)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"The results in {folder} are incomplete ({shown(error)}).") from error
+    if strange:
+        raise InputError(f"The results in {folder} have {shown(strange[0])} in place of a number.")
 
 
 def machine() -> dict[str, Any]:

@@ -152,9 +152,10 @@ class Run:
         self.observer = observer
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
         self.writer = RunWriter(folder, config, method, engine.task, engine.federation.class_names)
-        checkpoint = self.writer.take_up()
+        initial = method.init(engine.task)
+        checkpoint = self.writer.take_up(initial)
         if checkpoint is None:
-            checkpoint = Checkpoint(0, method.init(engine.task))
+            checkpoint = Checkpoint(0, initial)
             self.writer.write_checkpoint(checkpoint)
         self.reached = self.saved = checkpoint
         self.state = dict(checkpoint.state)

@@ -56,6 +56,7 @@ class EmnistCNN(Body):
         self.conv2 = nn.Conv2d(16, 32, kernel_size=5, padding=1)
         side = [((size - 4) // 2 - 2) // 2 for size in (height, width)]
         _refuse_too_small("emnist-cnn", height, width, side)
+        _refuse_too_large("emnist-cnn", height, width)
         self.linear = nn.Linear(32 * side[0] * side[1], self.feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -76,6 +77,7 @@ class CifarCNN(Body):
         self.conv3 = nn.Conv2d(32, 64, kernel_size=3, padding=1)
         side = [((size - 4) // 2 - 2) // 2 // 2 for size in (height, width)]
         _refuse_too_small("cifar-cnn", height, width, side)
+        _refuse_too_large("cifar-cnn", height, width)
         self.linear = nn.Linear(64 * side[0] * side[1], self.feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -158,6 +160,7 @@ class ResNet18(Body):
         return features
 
 
+LARGEST_SMALL_SIDE = 256
 BODIES: dict[str, Callable[[int, int, int], Body]] = {
     "emnist-cnn": EmnistCNN,
     "cifar-cnn": CifarCNN,
@@ -170,4 +173,13 @@ def _refuse_too_small(name: str, height: int, width: int, last: list[int]) -> No
         raise InputError(
             f"Images of {height}×{width} are too small for the model {name}: scale them up with "
             f"--image-size 28 or more."
+        )
+
+
+def _refuse_too_large(name: str, height: int, width: int) -> None:
+    """Refuse images for which the linear layer of a small network would be a giant."""
+    if max(height, width) > LARGEST_SMALL_SIDE:
+        raise InputError(
+            f"Images of {height}×{width} are too large for the model {name}: use --model resnet18 "
+            f"or an --image-size of at most {LARGEST_SMALL_SIDE}."
         )

@@ -69,17 +69,15 @@ def write_federation_file(federation: Federation, folder: Path) -> Path | None:
     if len(federation) > MOST_CLIENTS_WRITTEN:
         return None
     classes = len(federation.class_names)
-    counts = [
-        np.bincount(federation.client(client).train_labels, minlength=classes).tolist()
-        for client in range(len(federation))
-    ]
-    content = {
-        "class_names": list(federation.class_names),
-        "names": list(federation.client_names),
-        "counts": counts,
-    }
     path = folder / "federation.json"
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:  # bit by bit: there may be very many clients
+        file.write(f'{{"class_names": {json.dumps(list(federation.class_names))}, "names": ')
+        file.write(json.dumps(federation.client_names))
+        for client in range(len(federation)):
+            counts = np.bincount(federation.client(client).train_labels, minlength=classes)
+            file.write(', "counts": [' if client == 0 else ", ")
+            file.write(json.dumps(counts.tolist()))
+        file.write("]}\n")
     return path
 
 

@@ -3,13 +3,13 @@
 import csv
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pfedfda.errors import InputError
+from pfedfda.files import LARGE, read_text, read_toml
 from pfedfda.report.styles import title_of
 
 ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
@@ -263,7 +263,7 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, LARGE)
     except FileNotFoundError:
         raise InputError(f"The file {path} is missing.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -286,8 +286,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(_read_text(path))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        content = read_toml(path)
+    except FileNotFoundError:
+        raise InputError(f"The file {path} is missing.") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"The file {path} is not TOML ({error}).") from error
     for name, table in content.items():
         if not isinstance(table, dict):
