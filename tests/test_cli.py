@@ -69,7 +69,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *TINY, *words]) == 0
     out = capsys.readouterr().out
     folder = Path(out.splitlines()[-1])
-    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"local", "fedavg-ft"}
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"local", "fedavg-ft", "figures"}
+    assert f"report: {folder / 'report.html'}" in out
     summary = json.loads((folder / "local" / "summary.json").read_text())
     assert f"{summary['mean_accuracy']:.3f}" in out
 
