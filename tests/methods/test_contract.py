@@ -62,7 +62,7 @@ def test_evaluation_leaves_training_untouched(
         return {
             path: content
             for path, content in files.items()
-            if path.startswith("checkpoint") or path == "clients.csv"
+            if path.endswith(".safetensors") or path == "clients.csv"
         }
 
     assert final(0) == final(1)
