@@ -1,6 +1,9 @@
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -334,3 +337,27 @@ def test_number_of_workers() -> None:
     assert EngineConfig(workers=0).num_workers == 0
     with pytest.raises(InputError, match="-1"):
         EngineConfig(workers=-1)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not the GNU C library")
+def test_memory_is_kept_for_the_next_step() -> None:
+    """Blocks of many sizes come from the heap, not from maps of their own, and stay there."""
+    program = """if True:
+        import ctypes, torch
+        from pfedfda.engine.runner import keep_memory
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in (
+                "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+                "fordblks", "keepcost")]
+        mallinfo = ctypes.CDLL(None).mallinfo2
+        mallinfo.restype = Info
+        keep_memory()
+        maps, heap = mallinfo().hblks, mallinfo().arena
+        blocks = [torch.empty(2**n, dtype=torch.uint8) for n in range(10, 28)]
+        assert mallinfo().hblks == maps
+        grown = mallinfo().arena
+        assert grown >= heap + 2**27
+        del blocks
+        assert mallinfo().arena == grown
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -29,6 +29,20 @@ def test_optimizer_is_that_of_torch_to_the_bit(momentum: float, weight_decay: fl
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("max_norm", [0.1, 1e6])
+def test_shortening_is_that_of_torch_to_the_bit(max_norm: float) -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(n, 30)) for n in (1, 7, 20)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    for one, other in zip(ours, theirs, strict=True):
+        one.grad = torch.randn_like(one)
+        other.grad = one.grad.clone()
+    MomentumSGD(ours, lr=0.01, momentum=0.5, weight_decay=5e-4, max_norm=max_norm).step()
+    torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    torch.optim.SGD(theirs, lr=0.01, momentum=0.5, weight_decay=5e-4, foreach=False).step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
 @pytest.mark.parametrize(("trained", "frozen"), [("body", "head"), ("head", "body")])
 def test_what_is_not_trained_does_not_move_by_one_bit(trained: str, frozen: str) -> None:
     client = make_client([0, 1, 2, 3, 0, 1, 2])
