@@ -1,4 +1,7 @@
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -101,6 +104,34 @@ def test_long_gradients_are_shortened() -> None:
     assert moved(1e6) == pytest.approx(moved(0.0))
 
 
+def test_low_precision_trains_nearly_the_same() -> None:
+    """In a process of its own: some virtual machines announce matrix units that do not work."""
+    program = """if True:
+        import torch
+        from dataclasses import replace
+        from pfedfda.methods import TrainingConfig, cross_entropy, sgd
+        from tests.methods.toy import TASK, make_client, parameters_of
+        after = {}
+        for precision in ("float32", "bfloat16"):
+            training = replace(TASK.training, precision=precision, epochs=3)
+            client = make_client([0, 1, 2, 3, 0, 1, 2], task=replace(TASK, training=training))
+            kinds = set()
+            for layer in (client.model.body.conv1, client.model.body, client.model):
+                layer.register_forward_hook(lambda _, __, out: kinds.add(out.dtype))
+            before = parameters_of(client.model)
+            sgd(client, client.model.parameters(), cross_entropy(client.model))
+            assert kinds == {torch.float32, getattr(torch, precision)}
+            after[precision] = parameters_of(client.model)
+        def flat(tensors):
+            assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+            return torch.cat([tensor.flatten() for tensor in tensors.values()])
+        moved, rough = (flat(after[p]) - flat(before) for p in ("float32", "bfloat16"))
+        assert 0 < (moved - rough).norm() < 0.1 * moved.norm()
+    """
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=200, env=environment)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -110,8 +141,9 @@ def test_long_gradients_are_shortened() -> None:
         ("lr", math.nan),
         ("momentum", 1.0),
         ("weight_decay", -1.0),
+        ("precision", "float16"),
     ],
 )
-def test_bad_settings(field: str, value: float) -> None:
-    with pytest.raises(InputError, match="must"):
+def test_bad_settings(field: str, value: float | str) -> None:
+    with pytest.raises(InputError, match="must|choose"):
         TrainingConfig(**{field: value})  # type: ignore[arg-type]

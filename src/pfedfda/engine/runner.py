@@ -200,7 +200,7 @@ class ClientRunner:
 def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
     """Return the number of correctly classified samples and the sum of the cross-entropy."""
     model.eval()
-    correct, loss = 0, 0.0
+    hits, losses = [], []
     with torch.inference_mode():
         for images, labels in zip(
             torch.split(samples.images, EVALUATION_BATCH),
@@ -208,9 +208,10 @@ def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
             strict=True,
         ):
             logits = model(to_input(images))
-            correct += int((logits.argmax(dim=1) == labels).sum())
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-    return correct, loss
+            hits.append((logits.argmax(dim=1) == labels).sum())
+            losses.append(F.cross_entropy(logits, labels, reduction="sum"))
+    # An accelerator is asked once, at the end.
+    return sum(torch.stack(hits).tolist()), sum(torch.stack(losses).tolist())
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -179,10 +179,10 @@ def batches(client: Client, drop_last: bool = False) -> Iterator[Batch]:
     """Yield the client's training samples once, in a fresh random order."""
     size = client.task.training.batch_size
     order = torch.randperm(client.num_samples, generator=client.generator)
-    for rows in torch.split(order, size):
+    on_device = order.to(client.device)  # one copy an epoch
+    for rows, there in zip(torch.split(order, size), torch.split(on_device, size), strict=True):
         if drop_last and len(rows) < size < client.num_samples:
             return
-        there = rows.to(client.device, non_blocking=True)
         # For bytes, index_select copies whole images; plain indexing copies pixel by pixel.
         images, labels = (torch.index_select(t, 0, there) for t in client.samples)
         yield Batch(to_input(images), labels, rows)
