@@ -42,6 +42,7 @@ from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, one_thread
 from pfedfda.experiment import rounds
 from pfedfda.experiment.config import make_config
 from pfedfda.experiment.observers import Observer
+from pfedfda.gaussian import bayes_classifier, estimate_statistics
 from pfedfda.methods import Task, TrainingConfig, base, fedavg, find_method, pfedfda, training
 from pfedfda.methods.training import MomentumSGD, to_input
 from pfedfda.models import ModelConfig
@@ -51,6 +52,15 @@ SHAPES = {"cifar-cnn": (32, 32, 3), "emnist-cnn": (28, 28, 1), "resnet18": (64, 
 CLASSES = {"cifar-cnn": 10, "emnist-cnn": 62, "resnet18": 200}
 TEST_IMAGES = 98
 BATCH = TrainingConfig().batch_size
+# Features, classes, rows: each grows on its own from the first line.
+GROWTH = (
+    (128, 10, 610),
+    (128, 10, 2440),
+    (128, 100, 610),
+    (256, 10, 610),
+    (512, 10, 610),
+    (512, 200, 2200),
+)
 
 
 @dataclass(frozen=True)
@@ -125,13 +135,22 @@ def step_bare(
 
         step(*batches[0])
         connection.send(None)
-        while connection.recv():
+        while asked(connection):
             start, cpu, count = time.perf_counter(), time.process_time(), 0
             while time.perf_counter() - start < setting.slice_seconds:
                 for images, labels in batches:
                     step(images, labels)
                     count += len(labels)
             connection.send((count, time.perf_counter() - start, time.process_time() - cpu))
+
+
+def asked(connection: Connection) -> bool:
+    """Wait for an order; tell whether there is one to go on, or whoever gave orders is gone."""
+    parent = os.getppid()
+    while not connection.poll(1):
+        if os.getppid() != parent:
+            return False
+    return bool(connection.recv())
 
 
 class BareStep:
@@ -274,6 +293,8 @@ class Probe:
 
     def wrap(self, function: Callable[..., Any], component: str) -> Callable[..., Any]:
         def timed(*arguments: Any, **keywords: Any) -> Any:
+            if self.stack and self.stack[-1] == component:
+                return function(*arguments, **keywords)
             with self(component):
                 return function(*arguments, **keywords)
 
@@ -382,6 +403,51 @@ def breakdown(setting: Setting, federation: Federation, folder: Path) -> None:
 # The tables
 
 
+def take_turns(
+    limit: BareStep, sources: dict[str, BareStep | Rounds], repeats: int
+) -> tuple[dict[str, list[Cost]], dict[str, dict[str, list[float]]]]:
+    """Return the costs of all sources, and their speeds over the bare step's beside them.
+
+    A slice of the bare step comes before and after each slice of anything else.
+    """
+    costs: dict[str, list[Cost]] = {name: [] for name in sources}
+    ratios: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in sources}
+    before = limit.slice()
+    for turn in range(repeats + 1):
+        for name, source in sources.items():
+            cost, after = source.slice(), limit.slice()
+            if turn:  # the first warms up
+                costs[name].append(cost)
+                for clock, values in ratios[name].items():
+                    beside = (before.per_second(clock) + after.per_second(clock)) / 2
+                    values.append(cost.per_second(clock) / beside)
+            before = after
+    return costs, ratios
+
+
+def print_ratios(costs: dict[str, list[Cost]], ratios: dict[str, dict[str, list[float]]]) -> None:
+    titles = {
+        "same": "bare step, same batch sizes",
+        "full": f"bare step, batches of {BATCH}",
+        "default": "bare step, same sizes, allocator as it comes",
+    }
+    middle = {
+        name: {clock: statistics.median(values) for clock, values in both.items()}
+        for name, both in ratios.items()
+    }
+    print("| | images/s wall | images/s CPU | over the same batches: wall | CPU ", end="")
+    print("| over full batches: wall | CPU | CPU time over FedAvg's |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, both in middle.items():
+        cells = [
+            f"{statistics.median(c.per_second(clock) for c in costs[name]):,.0f}" for clock in both
+        ]
+        cells += [f"{ratio:.3f}" for ratio in both.values()]
+        cells += [f"{ratio / middle['full'][clock]:.3f}" for clock, ratio in both.items()]
+        cells.append(f"{middle['fedavg']['cpu'] / both['cpu']:.3f}" if name in METHODS else "")
+        print(f"| {titles.get(name, name)} | " + " | ".join(cells) + " |", flush=True)
+
+
 def measure(setting: Setting, repeats: int) -> None:
     """Measure one model and size of clients, and print its tables."""
     sizes = "+".join(str(size) for size in setting.batch_sizes)
@@ -395,46 +461,50 @@ def measure(setting: Setting, repeats: int) -> None:
         "full": BareStep(setting, "full"),
         "default": BareStep(setting, "same", keep_memory=False),
     }
-    costs: defaultdict[str, list[Cost]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         federation = make_federation(setting, Path(folder))
-        engine = LocalEngine(federation, setting.task, EngineConfig(setting.workers))
-        with engine, one_thread():
+        with LocalEngine(federation, setting.task, EngineConfig(setting.workers)) as engine:
             whole = {m: Rounds(setting, engine, m, Path(folder) / "runs" / m) for m in METHODS}
-            for turn in range(repeats + 1):
-                for name, source in (bare | whole).items():
-                    cost = source.slice()
-                    if turn:  # the first warms up
-                        costs[name].append(cost)
+            with one_thread():
+                costs, ratios = take_turns(bare["same"], bare | whole, repeats)
         for source in bare.values():
             source.close()
-
-        print("| | images/s wall | images/s CPU | ratio to the same batches: wall | CPU ", end="")
-        print("| ratio to full batches: wall | CPU | CPU time over FedAvg's |")
-        print("|---|---:|---:|---:|---:|---:|---:|---:|")
-        titles = {
-            "same": "bare step, same batch sizes",
-            "full": f"bare step, batches of {BATCH}",
-            "default": "bare step, same sizes, allocator as it comes",
-        }
-        for name in (*bare, *METHODS):
-            cells = [
-                f"{statistics.median(c.per_second(clock) for c in costs[name]):,.0f}"
-                for clock in ("wall", "cpu")
-            ]
-            for against in ("same", "full"):
-                for clock in ("wall", "cpu"):
-                    ratio = statistics.median(
-                        one.per_second(clock) / other.per_second(clock)
-                        for one, other in zip(costs[name], costs[against], strict=True)
-                    )
-                    cells.append(f"{ratio:.3f}")
-            over = statistics.median(
-                one.cpu / other.cpu for one, other in zip(costs[name], costs["fedavg"], strict=True)
-            )
-            cells.append(f"{over:.3f}" if name in METHODS else "")
-            print(f"| {titles.get(name, name)} | " + " | ".join(cells) + " |")
+        print_ratios(costs, ratios)
         breakdown(setting, federation, Path(folder) / "probed")
+
+
+def growth(repeats: int) -> None:
+    """Print how what pFedFDA adds grows with features, classes and samples."""
+    print(
+        "\n## What pFedFDA adds at a client: milliseconds of processor time, least of the turns\n"
+    )
+    print("| d | classes | rows of features | estimate | classifier | message, MB |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    generator = torch.Generator().manual_seed(0)
+    for d, classes, rows in GROWTH:
+        features = torch.randn(rows, d, generator=generator)
+        labels = torch.randint(classes, (rows,), generator=generator)
+        prior = torch.zeros(classes, d)
+        statistics_of_rows = estimate_statistics(
+            features, labels, classes, prior_means=prior, ridge=0.1
+        )
+        work = (
+            lambda f=features, y=labels, c=classes, p=prior: estimate_statistics(
+                f, y, c, prior_means=p, ridge=0.1
+            ),
+            lambda s=statistics_of_rows, c=classes: bayes_classifier(s, torch.ones(c)),
+        )
+        cells = []
+        with one_thread():
+            for function in work:
+                times = []
+                for _ in range(3 * repeats):
+                    start = time.process_time()
+                    function()
+                    times.append(time.process_time() - start)
+                cells.append(f"{1000 * min(times):.2f}")
+        size = 4 * (classes * d + d * (d + 1) // 2) / 1e6
+        print(f"| {d} | {classes} | {rows} | {cells[0]} | {cells[1]} | {size:.2f} |", flush=True)
 
 
 def start_seconds(repeats: int) -> tuple[float, float]:
@@ -499,6 +569,7 @@ def main() -> None:
         wall, cpu = start_seconds(max(options.repeats // 3, 1))
         print(f"From `pfedfda run` to the first training step: {wall:.1f} s of wall-clock time;")
         print(f"the whole process of that short run takes {cpu:.1f} s of processor time.")
+    growth(options.repeats)
     for model in options.models:
         for images in options.images:
             slow = model == "resnet18"
