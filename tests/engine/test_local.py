@@ -137,6 +137,32 @@ def test_killed_worker_is_replaced_and_its_client_tries_again(
         assert len(run(engine, "echo", ClientStates(tmp_path))) == 6
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_clients_given_in_advance_survive_their_worker(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int
+) -> None:
+    """The next client of a worker that dies at this one goes to somebody else, once."""
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        outcomes = train(engine, "die", ClientStates(tmp_path))
+        assert sorted(o.client_id for o in outcomes) == list(range(6))
+        assert [o.client_id for o in outcomes if o.failure] == [3]
+        assert not any(worker.clients for worker in engine._workers)
+
+
+def test_a_busy_worker_has_its_next_client_but_not_the_last_ones(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        outcomes = engine.train(
+            Scripted("pids"), task.initial_tensors(), range(6), 1, ClientStates(tmp_path)
+        )
+        next(outcomes)
+        given = sum(len(worker.clients) for worker in engine._workers)
+        assert given <= 4  # two are at work or done, two are in advance; two wait for the quickest
+        assert max(len(worker.clients) for worker in engine._workers) <= 2
+        assert len(list(outcomes)) == 5
+
+
 def test_idle_worker_that_died_is_replaced(tiny: Federation, task: Task, tmp_path: Path) -> None:
     with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
         run(engine, "echo", ClientStates(tmp_path))
