@@ -122,26 +122,25 @@ def step_bare(
         )
         for size in sizes
     ]
-    with one_thread():
-        model = task.build_model()
-        settings = task.training
-        optimizer = MomentumSGD(
-            list(model.parameters()), settings.lr, settings.momentum, settings.weight_decay
-        )
+    model = task.build_model()
+    settings = task.training
+    optimizer = MomentumSGD(
+        list(model.parameters()), settings.lr, settings.momentum, settings.weight_decay
+    )
 
-        def step(images: Tensor, labels: Tensor) -> None:
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+    def step(images: Tensor, labels: Tensor) -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
 
-        step(*batches[0])
-        connection.send(None)
-        while asked(connection):
-            start, cpu, count = time.perf_counter(), time.process_time(), 0
-            while time.perf_counter() - start < setting.slice_seconds:
-                for images, labels in batches:
-                    step(images, labels)
-                    count += len(labels)
-            connection.send((count, time.perf_counter() - start, time.process_time() - cpu))
+    step(*batches[0])
+    connection.send(None)
+    while asked(connection):
+        start, cpu, count = time.perf_counter(), time.process_time(), 0
+        while time.perf_counter() - start < setting.slice_seconds:
+            for images, labels in batches:
+                step(images, labels)
+                count += len(labels)
+        connection.send((count, time.perf_counter() - start, time.process_time() - cpu))
 
 
 def asked(connection: Connection) -> bool:
@@ -368,7 +367,7 @@ def breakdown(setting: Setting, federation: Federation, folder: Path) -> None:
     """Print where the time of a round goes, in milliseconds a client."""
     parts: dict[str, dict[str, float]] = {}
     engine = LocalEngine(federation, setting.task, EngineConfig(setting.workers))
-    with probed(), engine, one_thread():
+    with probed(), engine:
         for method in METHODS:
             measured = Rounds(setting, engine, method, folder / method)
             measured.slice()  # warms up
@@ -465,8 +464,7 @@ def measure(setting: Setting, repeats: int) -> None:
         federation = make_federation(setting, Path(folder))
         with LocalEngine(federation, setting.task, EngineConfig(setting.workers)) as engine:
             whole = {m: Rounds(setting, engine, m, Path(folder) / "runs" / m) for m in METHODS}
-            with one_thread():
-                costs, ratios = take_turns(bare["same"], bare | whole, repeats)
+            costs, ratios = take_turns(bare["same"], bare | whole, repeats)
         for source in bare.values():
             source.close()
         print_ratios(costs, ratios)
@@ -495,14 +493,13 @@ def growth(repeats: int) -> None:
             lambda s=statistics_of_rows, c=classes: bayes_classifier(s, torch.ones(c)),
         )
         cells = []
-        with one_thread():
-            for function in work:
-                times = []
-                for _ in range(3 * repeats):
-                    start = time.process_time()
-                    function()
-                    times.append(time.process_time() - start)
-                cells.append(f"{1000 * min(times):.2f}")
+        for function in work:
+            times = []
+            for _ in range(3 * repeats):
+                start = time.process_time()
+                function()
+                times.append(time.process_time() - start)
+            cells.append(f"{1000 * min(times):.2f}")
         size = 4 * (classes * d + d * (d + 1) // 2) / 1e6
         print(f"| {d} | {classes} | {rows} | {cells[0]} | {cells[1]} | {size:.2f} |", flush=True)
 
@@ -565,6 +562,11 @@ def main() -> None:
         options.clients, options.resnet_clients = min(options.clients, 10), 2
         options.repeats, options.seconds = min(options.repeats, 3), min(options.seconds, 0.5)
         options.images = options.images[:1]
+    with one_thread():  # before any process is forked: it could not use the threads of this one
+        measure_all(options)
+
+
+def measure_all(options: argparse.Namespace) -> None:
     if not options.no_start:
         wall, cpu = start_seconds(max(options.repeats // 3, 1))
         print(f"From `pfedfda run` to the first training step: {wall:.1f} s of wall-clock time;")
