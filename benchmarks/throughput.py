@@ -571,7 +571,6 @@ def measure_all(options: argparse.Namespace) -> None:
         wall, cpu = start_seconds(max(options.repeats // 3, 1))
         print(f"From `pfedfda run` to the first training step: {wall:.1f} s of wall-clock time;")
         print(f"the whole process of that short run takes {cpu:.1f} s of processor time.")
-    growth(options.repeats)
     for model in options.models:
         for images in options.images:
             slow = model == "resnet18"
@@ -584,6 +583,8 @@ def measure_all(options: argparse.Namespace) -> None:
                 epochs=options.epochs,
             )
             measure(setting, max(math.ceil(options.repeats / 3), 2) if slow else options.repeats)
+    # Last: large blocks change the C library's allocator, which forked processes inherit.
+    growth(options.repeats)
 
 
 if __name__ == "__main__":
