@@ -1,4 +1,4 @@
-"""The benchmarks run, at tiny sizes."""
+"""The benchmark of whole rounds runs, at a tiny size."""
 
 import subprocess
 import sys
