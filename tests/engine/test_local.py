@@ -1,6 +1,9 @@
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -134,6 +137,32 @@ def test_killed_worker_is_replaced_and_its_client_tries_again(
         assert [o.client_id for o in outcomes if o.failure] == [3]
         assert "SIGKILL" in next(o.failure for o in outcomes if o.failure)
         assert len(run(engine, "echo", ClientStates(tmp_path))) == 6
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_clients_given_in_advance_survive_their_worker(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int
+) -> None:
+    """The next client of a worker that dies at this one goes to somebody else, once."""
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        outcomes = train(engine, "die", ClientStates(tmp_path))
+        assert sorted(o.client_id for o in outcomes) == list(range(6))
+        assert [o.client_id for o in outcomes if o.failure] == [3]
+        assert not any(worker.clients for worker in engine._workers)
+
+
+def test_a_busy_worker_has_its_next_client_but_not_the_last_ones(
+    tiny: Federation, task: Task, tmp_path: Path
+) -> None:
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        outcomes = engine.train(
+            Scripted("pids"), task.initial_tensors(), range(6), 1, ClientStates(tmp_path)
+        )
+        next(outcomes)
+        given = sum(len(worker.clients) for worker in engine._workers)
+        assert given <= 4  # two are at work or done, two are in advance; two wait for the quickest
+        assert max(len(worker.clients) for worker in engine._workers) <= 2
+        assert len(list(outcomes)) == 5
 
 
 def test_idle_worker_that_died_is_replaced(tiny: Federation, task: Task, tmp_path: Path) -> None:
@@ -336,3 +365,27 @@ def test_number_of_workers() -> None:
     assert EngineConfig(workers=0).num_workers == 0
     with pytest.raises(InputError, match="-1"):
         EngineConfig(workers=-1)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not the GNU C library")
+def test_memory_is_kept_for_the_next_step() -> None:
+    """Blocks of many sizes come from the heap, not from maps of their own, and stay there."""
+    program = """if True:
+        import ctypes, torch
+        from pfedfda.engine.runner import keep_memory
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in (
+                "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+                "fordblks", "keepcost")]
+        mallinfo = ctypes.CDLL(None).mallinfo2
+        mallinfo.restype = Info
+        keep_memory()
+        maps, heap = mallinfo().hblks, mallinfo().arena
+        blocks = [torch.empty(2**n, dtype=torch.uint8) for n in range(10, 28)]
+        assert mallinfo().hblks == maps
+        grown = mallinfo().arena
+        assert grown >= heap + 2**27
+        del blocks
+        assert mallinfo().arena == grown
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

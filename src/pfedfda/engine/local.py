@@ -30,7 +30,15 @@ from torch import Tensor
 
 from pfedfda.data import Federation
 from pfedfda.data.shift import Shift
-from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind, Outcome, num_bytes, one_thread
+from pfedfda.engine.runner import (
+    Broadcast,
+    ClientRunner,
+    JobKind,
+    Outcome,
+    keep_memory,
+    num_bytes,
+    one_thread,
+)
 from pfedfda.engine.states import ClientStates
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.methods import Method, Task, Tensors
@@ -110,13 +118,13 @@ class Worker:
         The process.
     connection
         Our end of its pipe.
-    client_id
-        The client it is busy with, None when it is idle.
+    clients
+        What it was given: the client it is busy with, and perhaps the next, with their positions.
     """
 
     process: BaseProcess
     connection: Connection
-    client_id: int | None = None
+    clients: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
@@ -283,7 +291,7 @@ class LocalEngine:
     def close(self) -> None:
         """Stop the workers and remove the shared memory."""
         for worker in self._workers:
-            if worker.client_id is not None:
+            if worker.clients:
                 worker.process.terminate()
             worker.connection.close()
         for worker in self._workers:
@@ -360,20 +368,29 @@ class LocalEngine:
         return shared
 
     def _hand_out(self, hand_out: HandOut, limit: int) -> None:
-        """Give every idle worker the next client whose position is below the limit."""
-        for worker in list(self._workers):
-            if worker.client_id is None and hand_out.pending and hand_out.pending[0][0] < limit:
-                position, client_id = hand_out.pending.popleft()
-                try:
-                    worker.connection.send((hand_out.kind, client_id))
-                    worker.client_id = client_id
-                except (BrokenPipeError, ConnectionResetError):  # it died while it was idle
-                    hand_out.pending.appendleft((position, client_id))
-                    self._replace(worker, hand_out.shared)
+        """Give workers the next clients whose positions are below the limit.
+
+        An idle worker gets one. A busy one gets its next in advance, so that it need not wait for
+        us; but not the last clients, which are for whoever is idle first.
+        """
+        for waiting in range(2):
+            for worker in list(self._workers):
+                enough = len(hand_out.pending) > waiting * len(self._workers)
+                if len(worker.clients) == waiting and enough and hand_out.pending[0][0] < limit:
+                    self._give(worker, hand_out)
+
+    def _give(self, worker: Worker, hand_out: HandOut) -> None:
+        """Give a worker the next client."""
+        try:
+            worker.connection.send((hand_out.kind, hand_out.pending[0][1]))
+            worker.clients.append(hand_out.pending.popleft())
+        except (BrokenPipeError, ConnectionResetError):
+            if not worker.clients:  # it died while it was idle; else we shall hear of it
+                self._replace(worker, hand_out.shared)
 
     def _collect(self, hand_out: HandOut, timeout: float | None) -> None:
         """Take the outcomes that are there; without a timeout wait for at least one."""
-        busy = {w.connection: w for w in self._workers if w.client_id is not None}
+        busy = {w.connection: w for w in self._workers if w.clients}
         for connection in wait(list(busy), timeout):
             worker = busy[connection]  # type: ignore[index]
             try:
@@ -383,13 +400,13 @@ class LocalEngine:
                 continue
             if isinstance(answer, Exception):
                 raise answer
-            worker.client_id = None
+            worker.clients.popleft()
             hand_out.arrived[answer.client_id] = answer
 
     def _mourn(self, worker: Worker, hand_out: HandOut) -> None:
         """Replace a worker that died and let its client try again, though not for ever."""
-        client_id = worker.client_id
-        assert client_id is not None
+        (_, client_id), *rest = worker.clients
+        hand_out.pending.extendleft(reversed(rest))
         how = self._replace(worker, hand_out.shared)
         hand_out.deaths[client_id] += 1
         if hand_out.deaths[client_id] < TRIES:
@@ -421,6 +438,7 @@ def _work(
     """Serve clients until the other end of the pipe closes; what a worker process runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    keep_memory()
     for other in inherited:
         other.close()
     for file in method_files:

@@ -7,6 +7,7 @@ activation has a quarter of the work. All convolutions run in channels-last layo
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -41,9 +42,20 @@ class Model(nn.Module):
 
 
 class Body(nn.Module):
-    """The base of the feature extractors."""
+    """The base of the feature extractors.
+
+    `precision` is what convolutions compute in. Weights, the linear layers and the features, of
+    which covariances are estimated, are float32 in any case.
+    """
 
     feature_dim: int
+    precision = torch.float32
+
+    def convolving(self, images: Tensor) -> AbstractContextManager[object]:
+        """Return the context for the convolutions."""
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(images.device.type, self.precision)
 
 
 class EmnistCNN(Body):
@@ -61,9 +73,10 @@ class EmnistCNN(Body):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 128)."""
-        x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
-        x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
-        return F.leaky_relu(self.linear(x.flatten(1)))
+        with self.convolving(images):
+            x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
+            x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
+        return F.leaky_relu(self.linear(x.float().flatten(1)))
 
 
 class CifarCNN(Body):
@@ -82,10 +95,11 @@ class CifarCNN(Body):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 128)."""
-        x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
-        x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.leaky_relu(F.max_pool2d(self.conv3(x), 2))
-        return F.leaky_relu(self.linear(x.flatten(1)))
+        with self.convolving(images):
+            x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
+            x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
+            x = F.leaky_relu(F.max_pool2d(self.conv3(x), 2))
+        return F.leaky_relu(self.linear(x.float().flatten(1)))
 
 
 class GroupScaleNorm(nn.Module):
@@ -154,9 +168,10 @@ class ResNet18(Body):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 512)."""
-        x = F.relu(self.norm(self.conv(images)))
-        x = self.blocks(F.max_pool2d(x, 3, stride=2, padding=1))
-        features: Tensor = x.mean(dim=(2, 3))
+        with self.convolving(images):
+            x = F.relu(self.norm(self.conv(images)))
+            x = self.blocks(F.max_pool2d(x, 3, stride=2, padding=1))
+        features: Tensor = x.float().mean(dim=(2, 3))
         return features
 
 
