@@ -209,13 +209,18 @@ def test_nothing_is_left_behind(tiny: Federation, task: Task, tmp_path: Path) ->
     assert not any(process.is_alive() for process in processes)
 
 
+@pytest.mark.parametrize("busy", [False, True])
 def test_workers_leave_when_their_parent_is_killed(
-    tiny: Federation, task: Task, tmp_path: Path
+    tiny: Federation, task: Task, tmp_path: Path, busy: bool
 ) -> None:
     pid = os.fork()
     if pid == 0:  # a parent that dies without cleaning up
         engine = LocalEngine(tiny, task, EngineConfig(workers=2))
         run(engine, "echo", ClientStates(tmp_path))
+        if busy:
+            method, state = Scripted("pids"), task.initial_tensors()
+            outcomes = engine.train(method, state, range(6), 1, ClientStates(tmp_path))
+            next(outcomes)
         pids = " ".join(str(w.process.pid) for w in engine._workers)
         (tmp_path / "pids").write_text(f"{pids} {engine._scratch}")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -477,6 +477,7 @@ def _work(
             try:
                 connection.send(answer)
             except (BrokenPipeError, ConnectionResetError):
+                shutil.rmtree(scratch, ignore_errors=True)
                 return
 
 
