@@ -68,6 +68,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     monkeypatch.setattr(rounds, "CHECKPOINT_SECONDS", 0.1)
     settings = SETTINGS | {"checkpoint_every": checkpoint_every, "workers": workers}
     whole = run(name, tiny_config, output=tmp_path / "whole", **settings)
+    seconds = whole.summary["seconds"]["total"]
     folder = tmp_path / "killed" / whole.folder.name
 
     def start() -> None:
@@ -79,8 +80,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     kills = 0
     while not is_complete(folder):
         pid = in_a_process(go_on(folder, start))
-        # The first kills come early and hit the start; later ones leave time to get further.
-        time.sleep(moments.uniform(0.0, 0.12 + 0.04 * kills))
+        # Five times it is killed before a seventh of the run; then it may get further each time.
+        time.sleep(moments.uniform(0.0, (0.15 + 0.1 * max(kills - 5, 0)) * seconds))
         finished, status = os.waitpid(pid, os.WNOHANG)
         if not finished:
             os.kill(pid, signal.SIGKILL)
