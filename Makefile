@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-slow lint format clean
 
 help:
 	@echo "make demo     compare all methods on a federation of handwritten digits (under a minute)"
 	@echo "make test     run the tests"
+	@echo "make test-slow  run the tests that take minutes: a federation of real processes"
 	@echo "make lint     check style and types"
 	@echo "make format   rewrite the code in the project's style"
 	@echo "make clean    remove .venv and the caches of the tools"
@@ -15,7 +16,10 @@ demo: .venv/core
 	$(BIN)/pfedfda compare --config examples/demo.toml
 
 test: .venv/dev
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not slow"
+
+test-slow: .venv/dev
+	$(BIN)/pytest -m slow
 
 lint: .venv/dev
 	$(BIN)/ruff check .

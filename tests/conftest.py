@@ -2,6 +2,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# One thread each, here and in the processes that tests start: the matrices are small, and threads
+# that wait for each other on a busy machine cost ten times the work. Before the libraries load.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 import numpy as np
 import pytest
 from hypothesis import settings

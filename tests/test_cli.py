@@ -69,7 +69,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *TINY, *words]) == 0
     out = capsys.readouterr().out
     folder = Path(out.splitlines()[-1])
-    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"local", "fedavg-ft"}
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"local", "fedavg-ft", "figures"}
+    assert f"report: {folder / 'report.html'}" in out
     summary = json.loads((folder / "local" / "summary.json").read_text())
     assert f"{summary['mean_accuracy']:.3f}" in out
 
@@ -184,14 +185,18 @@ def test_interrupted_run_says_where_its_results_are(tmp_path: Path, number: sign
     assert summary["rounds"] >= 1
 
 
-def test_killed_worker_ends_the_command_in_a_sentence(tmp_path: Path) -> None:
-    process, _, children = start_endless("fedavg", tmp_path)
+def test_killed_worker_does_not_end_the_run(tmp_path: Path) -> None:
+    process, folder, children = start_endless("fedavg", tmp_path)
     os.kill(int(children[0]), signal.SIGKILL)
+    before = len((folder / "metrics.jsonl").read_text().splitlines())
+    deadline = time.monotonic() + 60
+    while len((folder / "metrics.jsonl").read_text().splitlines()) < before + 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    last = errors.strip().splitlines()[-1]
-    assert f"Worker process {children[0]} was ended by signal 9 (SIGKILL)" in last
-    assert "rounds are complete" in last
+    assert process.returncode == 130
+    assert f"To go on: pfedfda run --resume {folder.relative_to(tmp_path)}" in errors
     assert "Traceback" not in errors
 
 

@@ -1,5 +1,6 @@
 """What the documentation shows is run."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -7,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pfedfda import FederationConfig, run
 from pfedfda.cli import _parse, main
 from pfedfda.data import prepare
 from pfedfda.methods import find_method
 from pfedfda.methods.registry import _registry
+from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +49,7 @@ def test_the_example_method_runs_from_the_command_line(
     config = ["--config", str(folder / "config.toml"), "--output", str(tmp_path)]
     assert main(["run", *config, "--quiet"]) == 0
     again = Path(capsys.readouterr().out.strip())
-    states = [load_file(f / "checkpoint" / "server.safetensors") for f in (folder, again)]
+    states = [final_state(f) for f in (folder, again)]
     assert same(*states)
 
 
@@ -120,10 +121,22 @@ def test_commands_in_the_pages_are_accepted() -> None:
     assert len(commands) >= 5
     for command in commands:
         words = command.split("#")[0].split()
-        if words[0] in ("run", "compare") and not any(w.endswith((".py", ".toml")) for w in words):
-            config, _ = _parse(words[0], words[1:])
+        needs_a_file = any(w.endswith((".py", ".toml")) or w == "--resume" for w in words)
+        if words[0] in ("run", "compare") and not needs_a_file:
+            config, _, _ = _parse(words[0], words[1:])
             if config.federation.source == "digits":
                 prepare(config.federation)
+
+
+def test_the_page_of_results_says_what_the_results_say() -> None:
+    """docs/reproduction.md is what its script writes from results/, to the byte."""
+    path = ROOT / "docs" / "write_reproduction.py"
+    spec = importlib.util.spec_from_file_location("write_reproduction", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert (ROOT / "docs" / "reproduction.md").read_text() == script.page(ROOT / "results")
 
 
 def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:

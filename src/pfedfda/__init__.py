@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
-from pfedfda.experiment import Comparison, RunResult, compare, load_run, run
+from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
 from pfedfda.experiment.personal import PersonalModel, personalize
 from pfedfda.methods import Method, all_methods, find_method, register
 from pfedfda.models import load_model
@@ -32,5 +32,6 @@ __all__ = [
     "personalize",
     "prepare",
     "register",
+    "resume",
     "run",
 ]

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +18,9 @@ from rich.table import Table
 import pfedfda
 from pfedfda.data import FEDERATIONS, PARTITIONS, SOURCES, FederationConfig, prepare
 from pfedfda.data.shift import frost_photos
+from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, PfedfdaError, unknown
-from pfedfda.experiment.api import compare_config, run_config
+from pfedfda.experiment.api import compare_config, run_config, same_settings
 from pfedfda.experiment.config import (
     GROUPS,
     Config,
@@ -30,10 +31,14 @@ from pfedfda.experiment.config import (
 )
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
+from pfedfda.experiment.results import is_complete
 from pfedfda.experiment.rounds import InterruptedRunError
+from pfedfda.flower.project import federate
 from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.methods.registry import load_method_file
+from pfedfda.report import write_report
 from pfedfda.report.federation import draw_figures, summary_table
-from pfedfda.report.table import build_new_clients_table, build_table
+from pfedfda.report.table import build_new_clients_table, build_paper_table, build_table
 
 USAGE = """\
 usage: pfedfda COMMAND [options]
@@ -43,15 +48,21 @@ Personalised federated learning on one machine.
 commands:
   run          run one method on a federation
   compare      run several methods on one federation and print one table
+  reproduce    run a table or figure of the paper, and print our numbers beside the paper's
+  report       write a page with tables and figures about runs
   personalize  make a personal model for new images from a finished run
   data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
   datasets     list the sources of images and the partitions
+  federate     begin a federation over real sites, on Flower
 
 examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
   pfedfda compare --methods local fedavg fedavg-ft --source ~/photos --rounds 50
   pfedfda run --config runs/digits-fedavg/config.toml --seed 1
+  pfedfda run --resume runs/digits-fedavg
+  pfedfda reproduce table1 --columns cifar10-s@25 --methods fedavg-ft pfedfda --dry-run
+  pfedfda report runs/digits-fedavg runs/digits-pfedfda
 
 'pfedfda COMMAND --help' tells everything about a command.
 """
@@ -62,6 +73,9 @@ CONFIG_HELP = (
 FEDERATION_HELP = (
     "One of the paper's federations, e.g. cifar10-s, with its settings (pfedfda datasets lists "
     "them); other options override it."
+)
+RESUME_HELP = (
+    "The folder of a run that was stopped: go on from its last checkpoint, with its settings."
 )
 METHODS_HELP = "Methods by name; all stands for every method."
 METHOD_HELP = "The method by name, or a Python file that registers one."
@@ -96,10 +110,13 @@ def _dispatch(words: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "compare": _compare,
+        "reproduce": _reproduce,
+        "report": _report,
         "personalize": _personalize,
         "data": _data,
         "methods": _methods,
         "datasets": _datasets,
+        "federate": federate,
     }
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -114,11 +131,12 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(words: list[str]) -> int:
     """Run one method on a federation."""
-    config, quiet = _parse("run", words)
+    config, quiet, folder = _parse("run", words)
     with choose_observer(quiet) as observer:
-        result = run_config(config, observer)
+        result = run_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary])
+        print(f"report: {write_report([result.folder], result.folder)}")
     print(result.folder)
     return 0
 
@@ -133,12 +151,147 @@ def _print_tables(summaries: list[dict[str, Any]]) -> None:
 
 def _compare(words: list[str]) -> int:
     """Run several methods on one federation and print one table."""
-    config, quiet = _parse("compare", words)
+    config, quiet, folder = _parse("compare", words)
     with choose_observer(quiet) as observer:
-        comparison = compare_config(config, observer)
+        comparison = compare_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary for result in comparison.results])
+        print(f"report: {write_report([comparison.folder], comparison.folder)}")
     print(comparison.folder)
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceOptions:
+    """Run what a table or figure of the paper needs, and print our numbers beside the paper's.
+
+    Runs that are complete are not run again; a suite that was interrupted goes on where it was when
+    the same command is given again. Without a suite, all of them are listed.
+
+    Parameters
+    ----------
+    suite
+        table1 to table9, figure2 to figure4, or theorem1.
+    methods
+        The rows: methods by name (presets such as pfedfda-released too), or what else the rows of
+        the table are; by default all of the paper's.
+    columns
+        The columns by name, e.g. cifar10-s@25 for CIFAR10-S with 25 % of the training samples; by
+        default all of the paper's.
+    rounds
+        The number of rounds, if not the paper's.
+    seeds
+        A run for each of these seeds; the table has their mean.
+    dry_run
+        Only say what would run and about how long it would take, by timing a round of each.
+    data_dir
+        The folder with local copies of datasets of the Hub; by default what PFEDFDA_DATA names.
+    output
+        The folder for runs.
+    results
+        The folder for the small files that the tables are made from; by default results in the
+        output folder.
+    quiet
+        Print nothing but the table and the paths.
+    engine
+        What runs where.
+    """
+
+    suite: tyro.conf.Positional[str | None] = None
+    methods: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rounds: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    data_dir: Path | None = None
+    output: Path = Path("runs")
+    results: Path | None = None
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    engine: Annotated[EngineConfig, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=EngineConfig
+    )
+
+
+def _reproduce(words: list[str]) -> int:
+    """Run a table or figure of the paper, and print our numbers beside the paper's."""
+    from pfedfda.paper import computed
+    from pfedfda.paper.reproduce import estimate, plan, reproduce
+    from pfedfda.paper.suites import COMPUTED, SUITES, find_suite
+
+    options = _parse_quietly(ReproduceOptions, "pfedfda reproduce", words)
+    if options.suite is None:
+        known = {suite.key: suite.title for suite in SUITES.values()} | COMPUTED
+        _print_list("suite", "what it shows", dict(sorted(known.items())))
+        return 0
+    if options.suite in COMPUTED:
+        return computed.show(options.suite, options.data_dir, options.output)
+    if not options.seeds:
+        raise InputError("There is no seed; name at least one.")
+    suite = find_suite(options.suite)
+    rows, columns = suite.choose_rows(options.methods), suite.choose_columns(options.columns)
+    with choose_observer(options.quiet) as observer:
+        jobs = plan(
+            suite, rows, columns, options.rounds, options.seeds, options.engine,
+            options.data_dir, options.output, observer,
+        )  # fmt: skip
+        if options.dry_run:
+            waiting = [job for job in jobs if not is_complete(job.folder)]
+            seconds = {}
+            for number, job in enumerate(waiting, start=1):
+                observer.say(f"Timing a round, {number} of {len(waiting)}: {job.folder.name}")
+                seconds[job.folder.name] = estimate(job, observer)
+        else:
+            results = options.results or options.output / "results"
+            done = reproduce(suite, jobs, rows, columns, options.output, results, observer)
+    if options.dry_run:
+        times = {name: f"about {_duration(value)}" for name, value in seconds.items()}
+        complete = {j.folder.name: "complete" for j in jobs if j.folder.name not in times}
+        _print_list("run", "how long", complete | times)
+        print(f"{len(times)} of {len(jobs)} runs to make, about {_duration(sum(seconds.values()))}")
+        return 0
+    _print_wide(build_paper_table(done.table))
+    for note in done.table.notes:
+        print(f"- {note}")
+    print(f"report: {done.page}")
+    if done.stopped:
+        print(f"pfedfda: {len(done.stopped)} of {len(jobs)} runs stopped early.", file=sys.stderr)
+    return 1 if done.stopped else 0
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Write a page with tables and figures about runs, to be opened in a browser.
+
+    Parameters
+    ----------
+    runs
+        Folders of runs or comparisons.
+    output
+        The folder for report.html and figures; by default that of the run if there is one, else
+        report.
+    title
+        The heading of the page.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    output: Path | None = None
+    title: str | None = None
+
+
+def _report(words: list[str]) -> int:
+    """Write a page with tables and figures about runs."""
+    options = _parse_quietly(ReportOptions, "pfedfda report", words)
+    if not options.runs:
+        raise InputError("There is no run to report on; name the folder of one.")
+    alone = options.runs[0] if len(options.runs) == 1 else Path("report")
+    print(write_report(options.runs, options.output or alone, title=options.title))
     return 0
 
 
@@ -160,6 +313,8 @@ class PersonalizeOptions:
         Determines which images are held out.
     device
         Where the network runs: cpu, cuda, mps.
+    method
+        The Python file of the run's method, if it came from one.
     """
 
     run: tyro.conf.Positional[Path]
@@ -168,12 +323,17 @@ class PersonalizeOptions:
     output: Path | None = None
     seed: int = 0
     device: str = "cpu"
+    method: Path | None = None
 
 
 def _personalize(words: list[str]) -> int:
     """Make a personal model for new images from a finished run."""
     options = _parse_quietly(PersonalizeOptions, "pfedfda personalize", words)
-    result = personalize(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
+    if options.method is not None:
+        load_method_file(options.method)
+    settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    del settings["method"]
+    result = personalize(**settings)
     told = "".join(f", {name} {value:.3f}" for name, value in result.metrics.items())
     print(
         f"fitted to {result.fitted} images in {1000 * result.seconds['fit']:.1f} ms after "
@@ -253,13 +413,23 @@ def _datasets(words: list[str]) -> int:
         ("--source", "where the images come from", SOURCES),
         ("--partition", "who gets what", PARTITIONS),
     ):
-        table = Table(title=option, title_justify="left")
-        table.add_column("name", no_wrap=True)
-        table.add_column(what, overflow="fold")
-        for name, text in rows.items():
-            table.add_row(name, text)
-        Console().print(table)
+        _print_list("name", what, rows, option)
     return 0
+
+
+def _print_list(name: str, what: str, rows: Mapping[str, str], title: str | None = None) -> None:
+    table = Table(title=title, title_justify="left")
+    table.add_column(name, no_wrap=True)
+    table.add_column(what, overflow="fold")
+    for key, text in rows.items():
+        table.add_row(key, text)
+    Console().print(table)
+
+
+def _print_wide(table: Table) -> None:
+    """Print a table in full; one that is wider than the terminal is wrapped by the terminal."""
+    console = Console()
+    console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
 
 
 def _refuse_arguments(command: str, words: list[str], about: str) -> None:
@@ -270,20 +440,28 @@ def _refuse_arguments(command: str, words: list[str], about: str) -> None:
         raise InputError(f"'pfedfda {command}' takes no arguments, but got {words[0]!r}.")
 
 
-def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
+def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     """Turn the words behind ``run`` or ``compare`` into a configuration.
+
+    Also tells whether to be quiet, and the folder of a run to go on with.
 
     The method decides which hyper-parameters there are, and a configuration file decides the
     defaults, so these two are looked for first; tyro then parses everything.
     """
     base = Config({})
+    plural = command == "compare"
+    flag = "--methods" if plural else "--method"
+    for name in _value_of(flag, words):
+        if name.endswith(".py"):  # a file of settings may name it only after the user has
+            find_method(name)
     if path := _value_of("--config", words):
         base = read_config(Path(path[-1]))
+    resumed = Path(resume[-1]) if (resume := _value_of("--resume", words)) else None
+    if resumed is not None:
+        base = _resumed_config(command, resumed)
     named = _value_of("--federation", words)
     if named:
         base = change(base, named_federation(named[-1]))
-    plural = command == "compare"
-    flag = "--methods" if plural else "--method"
     asked = _value_of(flag, words) or list(base.methods) or (["all"] if plural else ["fedavg"])
     names = expand_names(asked) if plural else asked[-1:]
     defaults = {name: base.methods.get(name) or find_method(name)() for name in names}
@@ -291,7 +469,10 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     def option(kind: Any, text: str) -> Any:
         return Annotated[kind, tyro.conf.arg(help=text)]
 
-    fields: list[tuple[str, Any, Any]] = [("config", option(Path | None, CONFIG_HELP), None)]
+    fields: list[tuple[str, Any, Any]] = [
+        ("config", option(Path | None, CONFIG_HELP), None),
+        ("resume", option(Path | None, RESUME_HELP), None),
+    ]
     if plural:
         fields.append(("methods", option(tuple[str, ...], METHODS_HELP), tuple(names)))
     else:
@@ -311,7 +492,23 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool]:
     parsed = _parse_quietly(options, f"pfedfda {command}", words, _about(command))
     methods = {name: getattr(parsed, _attribute(name), m) for name, m in defaults.items()}
     groups = {group: getattr(parsed, group) for group in GROUPS}
-    return Config(methods, **groups), parsed.quiet
+    config = Config(methods, **groups)
+    if resumed is not None and not same_settings(config, base):
+        raise InputError(
+            f"A run that goes on keeps its settings; start a new one with --config "
+            f"{resumed / 'config.toml'} to change them."
+        )
+    return config, parsed.quiet, resumed
+
+
+def _resumed_config(command: str, folder: Path) -> Config:
+    """Return the configuration of a run that was stopped."""
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"There is no run in {folder} to go on with.")
+    kind = "run" if (folder / "checkpoint").is_dir() else "compare"
+    if kind != command:
+        raise InputError(f"{folder} comes from the other command: pfedfda {kind} --resume {folder}")
+    return read_config(folder / "config.toml")
 
 
 def _renamed(kind: Any, name: str, text: str) -> Any:

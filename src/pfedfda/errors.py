@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST_SHOWN = 200
+
 
 class PfedfdaError(Exception):
     """The base of every error that this package raises on purpose; its text is one sentence."""
@@ -14,6 +16,15 @@ class InputError(PfedfdaError, ValueError):
 
 class RunStoppedError(PfedfdaError):
     """A run ended before its last round; what it had is on disk."""
+
+
+def shown(value: object) -> str:
+    """Return a value for an error message, shortened if it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python does not print numbers of thousands of digits
+        return "something too long to print"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
@@ -29,6 +40,6 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
         The names that would have been accepted.
     """
     names = list(known)
-    near = difflib.get_close_matches(value, names, n=1)
+    near = difflib.get_close_matches(value[:LONGEST_SHOWN], names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return InputError(f"Unknown {kind} {value!r}: choose from {', '.join(names)}.{hint}")
+    return InputError(f"Unknown {kind} {shown(value)}: choose from {', '.join(names)}.{hint}")

@@ -33,7 +33,7 @@ def test_every_client_is_a_slice_with_the_right_labels(tmp_path: Path) -> None:
             assert [label_of[i.tobytes()] for i in images] == labels.tolist()
             seen += len(labels)
     assert seen == len(source.labels)
-    assert isinstance(prepared.images, np.memmap)
+    assert isinstance(prepared.images.base, np.memmap)
 
 
 def test_split_is_eighty_twenty_and_disjoint(tmp_path: Path) -> None:

@@ -150,6 +150,34 @@ def test_names_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
             open_source(name, data_dir=tmp_path)
 
 
+def test_a_dataset_of_image_files_is_read(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "somebody" / "pets" / split / name
+            folder.mkdir(parents=True)
+            Image.fromarray(IMAGES[number]).save(folder / "one.png")
+    loaded = open_source("hub:somebody/pets", data_dir=tmp_path).load()
+    np.testing.assert_array_equal(loaded.images, IMAGES[[0, 1, 0, 1]])
+    assert loaded.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize("leads", ["{}/private.png", "{}/somebody/shapes/../../private.png"])
+def test_images_outside_the_dataset_are_refused(tmp_path: Path, leads: str) -> None:
+    """A table may name images by their paths; it must not name what is not its own."""
+    import pyarrow
+    import pyarrow.parquet
+
+    Image.fromarray(IMAGES[0]).save(tmp_path / "private.png")
+    place = tmp_path / "somebody" / "shapes"
+    place.mkdir(parents=True)
+    entry = {"bytes": None, "path": leads.format(tmp_path)}
+    table = pyarrow.table({"picture": [entry] * 2, "shape": [0, 1]})
+    pyarrow.parquet.write_table(table, place / "train-00000-of-00001.parquet")
+    columns = {"image_column": "picture", "label_column": "shape"}
+    with pytest.raises(InputError, match=r"private.png', outside its folder"):
+        open_source("hub:somebody/shapes", data_dir=tmp_path, columns=columns).load()
+
+
 def test_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_repository(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)

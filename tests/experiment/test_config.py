@@ -54,7 +54,7 @@ def test_any_value_survives(
         ("[federaton]\nalpha = 1", "Unknown table.*'federaton'.*'federation'"),
         ("[schedule]\nrounds = 2.5", "schedule.rounds is 2.5; it must be a whole number"),
         ("[schedule]\nrounds = true", "must be a whole number"),
-        ("[schedule]\nrounds = 0", "it must be at least 1"),
+        ("[schedule]\nrounds = 0", "it must lie between 1 and 1,000,000"),
         ("[training]\nlr = nan", "training.lr is nan; it must be a number"),
         ("[training]\nlr = 'fast'", "must be a number"),
         ("[federation]\npartition = 'dirac'", "'iid' or 'dirichlet'"),

@@ -12,6 +12,7 @@ from pfedfda.cli import main
 from pfedfda.data import open_source
 from pfedfda.methods import to_input
 from tests.conftest import write_image
+from tests.experiment.files import final_state
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_a_new_client_gets_a_model_without_training(finished: Path, newcomer: Pa
     assert result.shared_accuracy is not None
     # Inverted images are far from what the federation saw, so the own Gaussians must help.
     assert result.accuracy > result.shared_accuracy + 0.2
-    state = load_file(finished / "checkpoint" / "server.safetensors")
+    state = final_state(finished)
     body = {f"body.{n}": t for n, t in result.model.body.state_dict().items()}
     assert all(torch.equal(body[name], state[name]) for name in body)
 
@@ -107,7 +108,7 @@ def test_command_line(
 
 
 def test_bad_input(finished: Path, newcomer: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a finished run"):
+    with pytest.raises(InputError, match="is not a run"):
         personalize(tmp_path, str(newcomer))
     write_image(tmp_path / "zoo" / "zebra" / "1.png")
     with pytest.raises(InputError, match="does not know the class 'zebra'"):

@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 
 from pfedfda.gaussian import (
     Betas,
@@ -12,13 +13,14 @@ from pfedfda.gaussian import (
     bayes_classifier,
     class_priors,
     estimate_statistics,
+    nearest_positive_definite,
     search_beta,
 )
-from pfedfda.gaussian.adaptation import _checked_samples, _problem
+from pfedfda.gaussian.adaptation import _checked_samples, _problem, _whitened
 from pfedfda.gaussian.estimate import _class_moments
 from pfedfda.gaussian.problem import MULTIPLE, SINGLE
 from pfedfda.gaussian.reference_solver import validation_loss
-from pfedfda.gaussian.spectral_solver import SpectralLoss
+from pfedfda.gaussian.spectral_solver import SpectralLoss, _bottom_of_polynomial
 from tests.gaussian.gaussian_clients import Client, make_client, oracle_loss
 
 
@@ -127,6 +129,101 @@ def test_no_point_of_a_fine_grid_is_lower(seed):
     assert found.loss <= min(loss(beta) for beta in grid) + 1e-7
 
 
+# Sizes of clients whose best β is known to lie at an end, or well inside.
+ENDS = {
+    "at 0": (4, {"dimension": 20, "classes": 3, "samples": 30, "shift": 0.0}),
+    "at 1": (1, {"dimension": 3, "classes": 3, "samples": 400, "shift": 8.0, "local_scale": 3.0}),
+    "inside": (0, {"dimension": 8, "classes": 3, "samples": 60, "shift": 2.0}),
+    "inside, fewer samples than features": (2, {"dimension": 20, "classes": 3, "samples": 30}),
+}
+
+
+@pytest.mark.parametrize("place", ENDS)
+def test_the_minimum_is_found_to_many_digits_wherever_it_lies(place):
+    seed, size = ENDS[place]
+    client = make_client(seed, **size)
+    found = search_beta(client.features, client.labels, client.shared, ridge=1e-3)
+    folds = assign_folds(client.labels, 2)
+
+    def loss(beta):
+        return oracle_loss(client, folds, 1e-3, beta, beta)
+
+    if place.startswith("at"):
+        assert found.means == float(place[-1])
+        beta, value = found.means, loss(found.means)
+        assert value < loss(abs(beta - 1e-4))
+    else:
+        near = (found.means - 0.05, found.means + 0.05)
+        best = minimize_scalar(loss, bounds=near, method="bounded", options={"xatol": 1e-7})
+        beta, value = best.x, best.fun
+    assert found.means == pytest.approx(beta, abs=1e-4)
+    assert found.loss == pytest.approx(value, abs=1e-8)
+
+
+def test_where_no_beta_is_better_than_another_the_global_statistics_serve():
+    # Each sample comes with its mirror image, so that all classes have the mean 0, here and
+    # globally, whatever the covariance: the posterior is the prior at every β.
+    samples = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    shared = GaussianStatistics(torch.zeros(3, 5), torch.eye(5))
+    for mode in ("single", "multiple"):
+        found = search_beta(
+            torch.cat([samples, -samples]),
+            (torch.arange(40) % 3).repeat(2),
+            shared,
+            sample_ids=torch.arange(40).repeat(2),
+            betas=mode,
+        )
+        assert (found.means, found.covariance) == (0.0, 0.0)
+        shares = np.array([14, 13, 13]) / 40
+        assert found.loss == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
+
+
+def test_a_class_missing_from_a_training_part_does_not_disturb_the_search():
+    # Class 2 has a single sample: where it is validated its mean is the global one.
+    client = make_client(8, dimension=6, classes=3, samples=41, present=2, shift=1.0)
+    labels = client.labels.clone()
+    labels[0] = 2
+    client = Client(client.features, labels, client.sample_ids, client.shared)
+    arguments = (client.features, client.labels, client.shared)
+    found = search_beta(*arguments, ridge=0.01)
+    assert_same_optimum(found, search_beta(*arguments, ridge=0.01, solver="reference"))
+    at_found = oracle_loss(client, assign_folds(labels, 2), 0.01, found.means, found.means)
+    assert found.loss == pytest.approx(at_found, abs=1e-8)
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-6, 1e-9, 0.0])
+def test_the_global_covariance_is_whitened_as_it_is_or_as_it_is_repaired(spread):
+    generator = torch.Generator().manual_seed(0)
+    rotation, _ = torch.linalg.qr(torch.randn(6, 6, generator=generator, dtype=torch.float64))
+    scales = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, spread], dtype=torch.float64)
+    covariance = (rotation * scales) @ rotation.T
+    covariance = (covariance + covariance.T) / 2
+    kept, whitening = _whitened(covariance)
+    assert torch.equal(kept, nearest_positive_definite(covariance))
+    assert torch.equal(kept, covariance) == (spread >= 1e-6)
+    identity = torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(whitening @ kept @ whitening.T, identity, rtol=0, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.floats(0, 1e6) | st.just(np.inf), min_size=3, max_size=9),
+    st.floats(0.3, 2.0),
+    st.data(),
+)
+def test_the_bottom_of_a_polynomial_lies_between_the_neighbours(values, spacing, data):
+    best = data.draw(st.integers(1, len(values) - 2))
+    values[best] = data.draw(st.floats(0, 1e6))
+    points = [(spacing * i, value) for i, value in enumerate(values)]
+    bottom = _bottom_of_polynomial(points, best)
+    assert points[best - 1][0] <= bottom <= points[best + 1][0]
+
+
+def test_the_bottom_of_a_polynomial_of_degree_four_is_exact():
+    points = [(x, (x - 0.3) ** 2 * (1 + (x + 1) ** 2)) for x in (-2.0, -0.9, 0.1, 0.8, 1.9, 3.0)]
+    assert _bottom_of_polynomial(points, 2) == pytest.approx(0.3, abs=1e-5)
+
+
 def test_no_pair_of_a_fine_grid_is_lower():
     client = make_client(5, dimension=6, classes=3, samples=40, shift=2.0, local_scale=2.0)
     found = search_beta(client.features, client.labels, client.shared, betas="multiple", ridge=0.01)
@@ -146,7 +243,9 @@ def problem_of(client: Client, n_folds=3, ridge=1e-3):
     parts = [
         _class_moments(z, y, len(samples.priors)) for z, y in zip(features, labels, strict=True)
     ]
-    return _problem(samples.target, samples.priors, features, labels, parts, ridge)
+    return _problem(
+        samples.target, samples.whitening, samples.priors, features, labels, parts, ridge
+    )
 
 
 @pytest.mark.parametrize("point", [(0.0, 0.0), (1.0, 1.0), (0.3, 0.7), (0.999, 1e-3)])

@@ -1,14 +1,17 @@
 """What holds for every method; a new one is tested here by being registered."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pfedfda.data import FederationConfig
 from pfedfda.experiment import run
-from pfedfda.methods import Method, all_methods, part
+from pfedfda.methods import Client, Method, all_methods, part
 from tests.experiment.files import comparable_files
 from tests.methods.toy import TASK, make_client, same, snapshot
 
@@ -62,7 +65,7 @@ def test_evaluation_leaves_training_untouched(
         return {
             path: content
             for path, content in files.items()
-            if path.startswith("checkpoint") or path == "clients.csv"
+            if path.endswith(".safetensors") or path == "clients.csv"
         }
 
     assert final(0) == final(1)
@@ -131,6 +134,43 @@ def test_bodies_and_heads_are_averaged_by_samples(name: str) -> None:
     for key in part(after, "body", "head"):
         first, second = (u.tensors[key].double() for u in updates)
         torch.testing.assert_close(after[key].double(), (2 * first + 6 * second) / 8)
+
+
+class CountQuestions(TorchDispatchMode):
+    """Counts operations for which an accelerator would have to stop and answer."""
+
+    ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore
+        name = function.overloadpacket.__name__
+        if name.startswith(self.ASKING):
+            self.asked.append(name)
+        return function(*arguments, **(keywords or {}))
+
+
+@EVERY_METHOD
+def test_training_asks_the_device_once(name: str) -> None:
+    """For the mean loss at the end of a training loop, and not on every batch."""
+    loops = []
+
+    class Watched(Client):
+        @contextmanager
+        def timer(self, component: str) -> Iterator[None]:
+            with CountQuestions() as mode:
+                yield
+            if component == "network":
+                loops.append(mode.asked)
+
+    method = make(name)
+    client = make_client([0, 1, 2, 3] * 4)
+    watched = Watched(**{f.name: getattr(client, f.name) for f in fields(client)})
+    method.train(watched, method.message(method.init(TASK), 0))
+    assert loops
+    assert all(asked == ["_local_scalar_dense"] for asked in loops)
 
 
 @EVERY_METHOD

@@ -7,6 +7,7 @@ from pfedfda.data.digit5 import Digit5, FontDigits
 from pfedfda.data.hub import HubDataset
 from pfedfda.data.sources import Digits, Folder, NpzFile, Source
 from pfedfda.errors import InputError, unknown
+from pfedfda.files import LARGEST_SIDE, expand_user
 
 HUB_NAMES: dict[str, dict[str, str]] = {
     "cifar10": {"repository": "uoft-cs/cifar10"},
@@ -117,8 +118,10 @@ def open_source(
     columns
         `image_column`, `label_column`, `group_column` of a dataset of the Hub, where given.
     """
-    if image_size is not None and not 8 <= image_size <= 1024:
-        raise InputError(f"The image size is {image_size}; it must be between 8 and 1024 pixels.")
+    if image_size is not None and not 8 <= image_size <= LARGEST_SIDE:
+        raise InputError(
+            f"The image size is {image_size}; it must be between 8 and {LARGEST_SIDE} pixels."
+        )
     if name == "digits":
         return Digits() if image_size is None else Digits(image_size)
     if name in ("digit5", "fontdigits"):
@@ -132,7 +135,7 @@ def open_source(
             raise InputError(f"{name!r} does not name a dataset; expected hub:OWNER/NAME.")
         return HubDataset(**settings, image_size=image_size, data_dir=data_dir)
     explicit = name.startswith("folder:")
-    path = Path(name.removeprefix("folder:")).expanduser()
+    path = expand_user(Path(name.removeprefix("folder:")))
     if path.suffix == ".npz":
         return NpzFile(path, image_size)
     if explicit or path.is_dir():

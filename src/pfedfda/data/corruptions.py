@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-from scipy import ndimage
 
 from pfedfda.errors import InputError, unknown
 from pfedfda.seeding import numpy_generator
@@ -124,8 +123,11 @@ def load_frost_photos(folder: Path) -> list[Bytes]:
         raise InputError(f"There is no frost*.png or frost*.jpg in the folder {folder}.")
     photos = []
     for path in paths:
-        with Image.open(path) as photo:
-            pixels = np.asarray(photo.convert("RGB"))
+        try:
+            with Image.open(path, formats=("PNG", "JPEG")) as photo:
+                pixels = np.asarray(photo.convert("RGB"))
+        except Exception as error:  # there is no saying what a decoder raises on a damaged file
+            raise InputError(f"The photograph {path} cannot be decoded ({error}).") from error
         photos.append(pixels[FROST_STEP // 2 :: FROST_STEP, FROST_STEP // 2 :: FROST_STEP].copy())
     return photos
 
@@ -162,11 +164,13 @@ def _defocus_blur(
 
     A disk with a radius below one is a single pixel, so there the Gaussian is all of the blur.
     """
+    from scipy.ndimage import convolve  # the import takes a quarter of a second
+
     reach = int(radius) + 1
     offsets = np.arange(-reach, reach + 1)
     disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype(float)
     softening = np.exp(-(np.arange(-1, 2) ** 2) / (2 * alias_blur**2))
-    kernel = ndimage.convolve(disk, np.outer(softening, softening), mode="constant")
+    kernel = convolve(disk, np.outer(softening, softening), mode="constant")
     kernel /= kernel.sum()
     kernel[kernel < 1e-5] = 0  # below a hundredth of a grey level
     kernel /= kernel.sum()

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from pfedfda.data.decoding import Encoded, Progress, decode_all
 from pfedfda.data.sources import ImageSet
-from pfedfda.data.store import default_cache, store
-from pfedfda.errors import InputError
+from pfedfda.data.store import DAMAGED, default_cache, store
+from pfedfda.errors import InputError, shown
+from pfedfda.files import expand_user
 
 FORMAT = 1
 
@@ -101,7 +102,8 @@ class HubDataset:
                     continue  # a split without labels
                 class_names = tuple(getattr(table.features[label], "names", None) or ())
                 for row, entry in enumerate(table.data.column(image).to_pylist()):
-                    encoded.append(self._encoded(entry, f"{row} of split {split}"))
+                    name = f"{row} of split {split}"
+                    encoded.append(self._encoded(entry, name, Path(scratch)))
                 labels += values
                 if self.group_column is not None:
                     groups += table[self.group_column][:]
@@ -170,11 +172,21 @@ class HubDataset:
         assert label is not None
         return image, label
 
-    def _encoded(self, entry: Any, name: str) -> Encoded:
+    def _encoded(self, entry: Any, name: str, scratch: Path) -> Encoded:
         if isinstance(entry, dict) and entry.get("bytes"):
             return name, entry["bytes"]
         if isinstance(entry, dict) and entry.get("path"):
-            return entry["path"], Path(entry["path"])
+            local = self.local_copy()
+            path = Path(entry["path"]).absolute()
+            inside = local is None or any(
+                path.is_relative_to(p.absolute()) for p in (local, scratch)
+            )
+            if not inside or ".." in path.parts:
+                raise InputError(
+                    f"Image {name} of the dataset {self.repository} is {shown(entry['path'])}, "
+                    f"outside its folder."
+                )
+            return entry["path"], path
         raise InputError(f"Image {name} of the dataset {self.repository} is empty.")
 
     def _unreachable(self) -> InputError:
@@ -197,11 +209,12 @@ class HubDataset:
 def data_folder(given: Path | None = None) -> Path | None:
     """Return the folder of local datasets: the given one, or what ``PFEDFDA_DATA`` names."""
     if given is not None:
-        if not given.expanduser().is_dir():
+        folder = expand_user(given)
+        if not folder.is_dir():
             raise InputError(f"There is no data folder {given}.")
-        return given.expanduser()
+        return folder
     named = os.environ.get("PFEDFDA_DATA")
-    return Path(named).expanduser() if named else None
+    return expand_user(Path(named)) if named else None
 
 
 def _number(
@@ -234,5 +247,5 @@ def _read(folder: Path) -> ImageSet | None:
             groups = np.load(folder / "groups.npy", allow_pickle=False)
         class_names, group_names = tuple(names["class_names"]), tuple(names["group_names"])
         return ImageSet(images, labels, class_names, groups, group_names)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGED:
         return None

@@ -19,8 +19,9 @@ from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
 from pfedfda.data.shift import Shift, assign_shift, frost_photos
 from pfedfda.data.sources import ImageSet
-from pfedfda.data.store import default_cache, store
+from pfedfda.data.store import DAMAGED, default_cache, store
 from pfedfda.errors import InputError
+from pfedfda.files import read_text
 from pfedfda.seeding import numpy_generator
 
 FORMAT = 2
@@ -64,7 +65,7 @@ def prepare(
     root = cache or default_cache()
     target = root / "federations" / key
     federation = Federation(target)
-    if _is_complete(federation):
+    if is_complete(federation):
         return federation
 
     def report(step: str) -> Callable[[int, int], None] | None:
@@ -98,7 +99,7 @@ def prepare(
         np.save(folder / "labels.npy", image_set.labels[order])
         (folder / "index.json").write_text(json.dumps(index))
 
-    store(target, write, lambda: _is_complete(Federation(target)))
+    store(target, write, lambda: is_complete(Federation(target)))
     return Federation(target)
 
 
@@ -113,7 +114,7 @@ def _frost_folder(config: FederationConfig) -> Path | None:
 
 def _content(path: Path | None) -> str | None:
     try:
-        return None if path is None else path.read_text()
+        return None if path is None else read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The shift table {path} cannot be read ({error}).") from error
 
@@ -175,7 +176,7 @@ def _deal_inside_groups(
             count,
             config.alpha,
             minimum,
-            config.partition_seed + group,
+            (config.partition_seed + group) % 2**32,
             progress,
         )
         parts += [members[part] for part in inside]
@@ -254,14 +255,22 @@ def _write_images(
     images.flush()
 
 
-def _is_complete(federation: Federation) -> bool:
-    """Tell whether a prepared federation is there and its files have the sizes they should."""
+def is_complete(federation: Federation) -> bool:
+    """Tell whether a prepared federation is there and its files fit each other."""
     try:
-        samples = int(federation.train_sizes.sum() + federation.test_sizes.sum())
+        index, train, test = federation.index, federation.train_sizes, federation.test_sizes
+        samples = int(train.sum() + test.sum())
+        by_client = (test, index["names"], *index["attributes"].values())
         return (
-            federation.index["format"] == FORMAT
+            index["format"] == FORMAT
+            and federation.images.dtype == np.uint8
             and federation.images.shape == (samples, *federation.image_shape)
+            and federation.labels.dtype == np.int64
             and federation.labels.shape == (samples,)
+            and all(len(values) == len(train) for values in by_client)
+            and len(train) > 0
+            and bool((train >= 1).all() and (test >= 1).all())
+            and 0 <= federation.labels.min() <= federation.labels.max() < len(index["class_names"])
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGED:
         return False

@@ -1,6 +1,7 @@
 """Covariate shift: which clients' images are corrupted, and how."""
 
 import csv
+import io
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from pfedfda.data.corruptions import CORRUPTIONS, SEVERITIES, load_frost_photos
 from pfedfda.data.hub import data_folder
 from pfedfda.errors import InputError, unknown
+from pfedfda.files import read_text
 
 ShiftName = Literal["none", "paper", "released"]
 
@@ -56,8 +58,7 @@ def frost_photos(data_dir: Path | None) -> list[NDArray[np.uint8]] | None:
 def _read_table(path: Path, clients: int) -> dict[int, Shift]:
     pairs = {}
     try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"The shift table {path} cannot be read ({error}).") from error
     for number, row in enumerate(rows, start=2):

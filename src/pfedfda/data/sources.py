@@ -5,7 +5,9 @@ load it (`Source.load`). This file has the digits and the user's own images; dat
 in `pfedfda.data.hub`, and names for all of them in `pfedfda.data.catalogue`.
 """
 
+import math
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pfedfda.data.decoding import Progress, decode_all, scale
-from pfedfda.errors import InputError
+from pfedfda.data.decoding import Progress, decode_all, image_suffixes, scale
+from pfedfda.errors import InputError, shown
+from pfedfda.files import LARGEST_SIDE
+
+ARRAYS = ("images", "labels", "clients", "class_names")
+# A compressed file may unpack to a gigabyte; beyond that only to what images really compress to.
+HARMLESS_BYTES = 2**30
+MOST_COMPRESSION = 20
 
 
 @dataclass(frozen=True)
@@ -43,14 +51,14 @@ class ImageSet:
     group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        count, classes = len(self.images), len(self.class_names)
-        if count == 0:
+        if self.images.ndim > 0 and len(self.images) == 0:
             raise InputError("The source holds no images.")
-        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
+        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3) or not self.images.size:
             raise InputError(
                 f"The images have shape {self.images.shape}; expected (samples, height, width) or "
                 f"(samples, height, width, channels) with 1 or 3 channels."
             )
+        count, classes = len(self.images), len(self.class_names)
         if self.images.dtype != np.uint8:
             raise InputError(f"The images are {self.images.dtype}; expected uint8, 0 to 255.")
         if self.labels.shape != (count,):
@@ -161,12 +169,12 @@ class Folder:
         if len(files[0].relative_to(self.path).parts) == 3:
             group_names = sorted({f.parents[1].name for f in files})
             groups = np.array([group_names.index(f.parents[1].name) for f in files])
-        return ImageSet(images, labels, tuple(class_names), groups, tuple(group_names))
+        return ImageSet(images, labels, _printable(class_names), groups, _printable(group_names))
 
     def _files(self) -> list[Path]:
         if not self.path.is_dir():
             raise InputError(f"There is no folder {self.path}.")
-        extensions = Image.registered_extensions()
+        extensions = image_suffixes()
         files = sorted(
             f
             for f in self.path.rglob("*")
@@ -200,7 +208,8 @@ class NpzFile:
     ----------
     path
         The file. `images` is uint8 of shape (samples, height, width) or (samples, height, width,
-        channels); `labels` and `clients` are one integer a sample.
+        channels); `labels` and `clients` are one integer a sample. A file of which more than a
+        gigabyte would be unpacked must have at least a twentieth of that itself.
     image_size
         Scale the images to squares of this side; by default they stay as they are.
     """
@@ -219,20 +228,16 @@ class NpzFile:
     def load(self, progress: Progress | None = None) -> ImageSet:
         """Read the arrays."""
         arrays = self._read()
-        for name in ("images", "labels"):
-            if name not in arrays:
-                raise InputError(
-                    f"The file {self.path} has no array {name!r}; it has "
-                    f"{', '.join(sorted(arrays)) or 'none'}."
-                )
         images, labels = arrays["images"], arrays["labels"]
         if images.ndim == 3:
             images = images[..., None]
         labels = _integers(labels, "labels", self.path)
         if "class_names" in arrays:
-            class_names = tuple(str(name) for name in arrays["class_names"].ravel())
+            class_names = _printable(arrays["class_names"].ravel().tolist())
         else:
-            class_names = tuple(str(c) for c in range(int(labels.max(initial=0)) + 1))
+            # No class may be empty, so more classes than samples are refused below in any case.
+            classes = min(int(labels.max(initial=0)), labels.size) + 1
+            class_names = tuple(str(c) for c in range(classes))
         groups: NDArray[np.int64] | None = None
         group_names: tuple[str, ...] = ()
         if "clients" in arrays:
@@ -240,20 +245,74 @@ class NpzFile:
             if clients.dtype.kind not in "US":
                 clients = _integers(clients, "clients", self.path)
             names, groups = np.unique(clients, return_inverse=True)
-            group_names = tuple(str(name) for name in names)
+            group_names = _printable(names.tolist())
         loaded = ImageSet(images, labels, class_names, groups, group_names)
-        if self.image_size is None:
-            return loaded
-        return replace(loaded, images=scale(loaded.images, self.image_size))
+        if self.image_size is not None:
+            return replace(loaded, images=scale(loaded.images, self.image_size))
+        if max(loaded.images.shape[1:3]) > LARGEST_SIDE:
+            raise InputError(
+                f"The images in {self.path} are {images.shape[1]}×{images.shape[2]}; sides of at "
+                f"most {LARGEST_SIDE} pixels are allowed: scale them with --image-size."
+            )
+        return loaded
 
     def _read(self) -> dict[str, NDArray[Any]]:
         try:
-            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            with zipfile.ZipFile(self.path) as archive:
+                present = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                wanted = {name: present[name] for name in ARRAYS if name in present}
+                self._refuse_bomb(sum(info.file_size for info in wanted.values()))
+                arrays = {name: _read_array(archive, info) for name, info in wanted.items()}
+        except InputError:
+            raise
+        except Exception as error:  # there is no saying what damage in a compressed file leads to
             raise InputError(
-                f"The file {self.path} cannot be read as an .npz of plain arrays ({error})."
+                f"The file {self.path} cannot be read as an .npz of plain arrays "
+                f"({str(error) or type(error).__name__})."
             ) from error
+        for name in ("images", "labels"):
+            if name not in arrays:
+                raise InputError(
+                    f"The file {self.path} has no array {name!r}; it has "
+                    f"{shown(', '.join(sorted(present)) or 'none')}."
+                )
+        return arrays
+
+    def _refuse_bomb(self, unpacked: int) -> None:
+        """Refuse a small file that claims to hold very much."""
+        packed = self.path.stat().st_size
+        if unpacked > max(HARMLESS_BYTES, MOST_COMPRESSION * packed):
+            raise InputError(
+                f"The file {self.path} has {packed:,} bytes and claims to hold {unpacked:,}; more "
+                f"than {HARMLESS_BYTES:,} are allowed only at up to {MOST_COMPRESSION} times the "
+                f"size of the file."
+            )
+
+
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """Read an array of an .npz after its header has been found to agree with its length."""
+    with archive.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+        # An entry without bytes, such as an empty string, counts as well: reading it takes time.
+        needed = math.prod(shape) * max(dtype.itemsize, 1)
+        plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if not plain or dtype.hasobject or not 0 <= needed <= info.file_size:
+            raise ValueError(f"{info.filename} claims {dtype} values of shape {shape}")
+    with archive.open(info) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _printable(names: Iterable[object]) -> tuple[str, ...]:
+    """Return names as text that can be written to any file; names of files may be any bytes."""
+    return tuple(
+        str(name).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        for name in names
+    )
 
 
 def _integers(values: NDArray[Any], name: str, path: Path) -> NDArray[np.int64]:

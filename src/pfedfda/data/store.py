@@ -7,12 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pfedfda.errors import InputError
+from pfedfda.files import expand_user
+
+DAMAGED = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
+"""What reading a damaged folder of the cache may raise."""
 
 
 def default_cache() -> Path:
     """Return the folder for prepared data; the variable ``PFEDFDA_CACHE`` overrides it."""
     if folder := os.environ.get("PFEDFDA_CACHE"):
-        return Path(folder).expanduser()
+        return expand_user(Path(folder))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pfedfda"
 
 

@@ -1,7 +1,16 @@
 """Engines: which processes run which client. A method never knows which engine runs it."""
 
+from pfedfda.engine.base import Engine, Roster
 from pfedfda.engine.local import EngineConfig, LocalEngine
 from pfedfda.engine.runner import Outcome, one_thread
 from pfedfda.engine.states import ClientStates
 
-__all__ = ["ClientStates", "EngineConfig", "LocalEngine", "Outcome", "one_thread"]
+__all__ = [
+    "ClientStates",
+    "Engine",
+    "EngineConfig",
+    "LocalEngine",
+    "Outcome",
+    "Roster",
+    "one_thread",
+]

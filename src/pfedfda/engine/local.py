@@ -4,7 +4,7 @@ A pool of persistent worker processes, one compute thread each, plays the client
 state is written to shared memory once a round and mapped by every worker; the pipes carry only
 client numbers and small results. Clients are handed out largest first, so that no long one is left
 for the end, and outcomes come back in that same order, so that the server's sums do not depend on
-the number of workers.
+the number of workers. A worker that dies is replaced, and its client tries again.
 """
 
 import multiprocessing
@@ -13,10 +13,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,12 +24,21 @@ from types import TracebackType
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfedfda.data import Federation
 from pfedfda.data.shift import Shift
-from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind, Outcome, num_bytes, one_thread
+from pfedfda.engine.runner import (
+    Broadcast,
+    ClientRunner,
+    JobKind,
+    Outcome,
+    keep_memory,
+    num_bytes,
+    one_thread,
+)
 from pfedfda.engine.states import ClientStates
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.methods import Method, Task, Tensors
@@ -39,6 +47,8 @@ from pfedfda.methods.registry import load_method_file, user_files
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY = 2**28
 MAX_WAITING_BYTES = 2**30
+TRIES = 2
+MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,11 @@ class EngineConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise InputError(f"The number of workers is {self.workers}; it must be 0 or more.")
+        if self.workers is not None and not 0 <= self.workers <= MOST_WORKERS:
+            raise InputError(
+                f"The number of workers is {self.workers}; it must lie between 0 and "
+                f"{MOST_WORKERS}."
+            )
         resolve_device(self.device)
 
     @property
@@ -105,13 +118,13 @@ class Worker:
         The process.
     connection
         Our end of its pipe.
-    client_id
-        The client it is busy with, None when it is idle.
+    clients
+        What it was given: the client it is busy with, and perhaps the next, with their positions.
     """
 
     process: BaseProcess
     connection: Connection
-    client_id: int | None = None
+    clients: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
@@ -124,6 +137,31 @@ class SharedBroadcast:
     states: ClientStates
     shift: Shift | None
     frost: list[NDArray[np.uint8]] | None
+
+
+@dataclass
+class HandOut:
+    """How far a round has come.
+
+    Parameters
+    ----------
+    kind
+        What the clients do.
+    pending
+        Clients that nobody works at yet, with their positions.
+    shared
+        What the workers were told.
+    arrived
+        Outcomes that wait for their turn, by client.
+    deaths
+        How many workers have died at each client.
+    """
+
+    kind: JobKind
+    pending: deque[tuple[int, int]]
+    shared: SharedBroadcast
+    arrived: dict[int, Outcome] = field(default_factory=dict)
+    deaths: Counter[int] = field(default_factory=Counter)
 
 
 class LocalEngine:
@@ -201,39 +239,59 @@ class LocalEngine:
         if self._workers or self.num_workers == 0:
             return
         self._scratch = _make_scratch(self.task, self.num_workers)
+        for number in range(self.num_workers):
+            self._workers.append(self._start_worker(number))
+
+    def _start_worker(self, number: int) -> Worker:
         # Forking is quick and lets a method be defined in a script or a notebook; an accelerator's
         # runtime does not survive it.
         fork = sys.platform == "linux" and self.device.type == "cpu"
         context = multiprocessing.get_context("fork" if fork else "spawn")
-        for number in range(self.num_workers):
-            ours, theirs = context.Pipe()
-            # A forked child holds copies of our ends: it must close them, or a worker would never
-            # notice that we are gone.
-            inherited = [w.connection for w in self._workers] + [ours] if fork else []
-            # A fresh process has not run the files that brought the user's methods.
-            files = [] if fork else user_files()
-            process = context.Process(  # type: ignore[attr-defined]
-                target=_work,
-                name=f"pfedfda-worker-{number}",
-                args=(
-                    theirs,
-                    inherited,
-                    files,
-                    self.federation,
-                    self.task,
-                    str(self.device),
-                    self._scratch,
-                ),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._workers.append(Worker(process, ours))
+        ours, theirs = context.Pipe()
+        # A forked child holds copies of our ends: it must close them, or a worker would never
+        # notice that we are gone.
+        inherited = [w.connection for w in self._workers] + [ours] if fork else []
+        # A fresh process has not run the files that brought the user's methods.
+        files = [] if fork else user_files()
+        process = context.Process(  # type: ignore[attr-defined]
+            target=_work,
+            name=f"pfedfda-worker-{number}",
+            args=(
+                theirs,
+                inherited,
+                files,
+                self.federation,
+                self.task,
+                str(self.device),
+                self._scratch,
+            ),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _replace(self, worker: Worker, shared: SharedBroadcast) -> str:
+        """Start a process in the place of one that died; return how that one ended."""
+        worker.process.join(timeout=5)
+        code = worker.process.exitcode
+        how = f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+            if -code == signal.SIGKILL:
+                how += ", as the system does when memory runs out"
+        worker.connection.close()
+        number = self._workers.index(worker)
+        del self._workers[number]
+        fresh = self._start_worker(number)
+        self._workers.insert(number, fresh)
+        fresh.connection.send(shared)
+        return how
 
     def close(self) -> None:
         """Stop the workers and remove the shared memory."""
         for worker in self._workers:
-            if worker.client_id is not None:
+            if worker.clients:
                 worker.process.terminate()
             worker.connection.close()
         for worker in self._workers:
@@ -254,28 +312,29 @@ class LocalEngine:
         if self.num_workers == 0:
             yield from self._run_here(kind, order, broadcast)
             return
-        self._start()
-        shared = self._share(broadcast)
         # An outcome that must wait for its turn occupies shared memory; the window bounds how many.
         per_update = max(num_bytes(broadcast.state), 1)
         window = max(2 * self.num_workers, min(256, MAX_WAITING_BYTES // per_update))
-        pending = deque(enumerate(order))
-        arrived: dict[int, Outcome] = {}
         finished = False
         try:
+            self._start()
+            hand_out = HandOut(kind, deque(enumerate(order)), self._share(broadcast))
             for position, client_id in enumerate(order):
                 # Whoever became idle while the last outcome was taken in gets work first.
-                self._collect(arrived, kind, broadcast.round, timeout=0)
-                self._hand_out(pending, position + window, kind, broadcast.round)
-                while client_id not in arrived:
-                    self._collect(arrived, kind, broadcast.round, timeout=None)
-                    self._hand_out(pending, position + window, kind, broadcast.round)
-                yield self._take(arrived.pop(client_id))
+                self._collect(hand_out, timeout=0)
+                self._hand_out(hand_out, position + window)
+                while client_id not in hand_out.arrived:
+                    self._collect(hand_out, timeout=None)
+                    self._hand_out(hand_out, position + window)
+                yield self._take(hand_out.arrived.pop(client_id))
+            hand_out.shared.path.unlink(missing_ok=True)
             finished = True
+        except (OSError, SafetensorError) as error:
+            raise RunStoppedError(
+                f"The {kind} step of round {broadcast.round} failed ({error})."
+            ) from error
         finally:
-            if finished:
-                shared.path.unlink(missing_ok=True)
-            else:  # an error, or the consumer lost interest: the workers may still be busy
+            if not finished:  # an error, or the consumer lost interest: workers may still be busy
                 self.close()
 
     def _run_here(
@@ -301,44 +360,60 @@ class LocalEngine:
             broadcast.shift,
             broadcast.frost,
         )
-        for worker in self._workers:
-            self._send(worker, shared, "broadcast", broadcast.round)
+        for worker in list(self._workers):
+            try:
+                worker.connection.send(shared)
+            except (BrokenPipeError, ConnectionResetError):
+                self._replace(worker, shared)
         return shared
 
-    def _send(self, worker: Worker, message: object, activity: str, round_number: int) -> None:
+    def _hand_out(self, hand_out: HandOut, limit: int) -> None:
+        """Give workers the next clients whose positions are below the limit.
+
+        An idle worker gets one. A busy one gets its next in advance, so that it need not wait for
+        us; but not the last clients, which are for whoever is idle first.
+        """
+        for waiting in range(2):
+            for worker in list(self._workers):
+                enough = len(hand_out.pending) > waiting * len(self._workers)
+                if len(worker.clients) == waiting and enough and hand_out.pending[0][0] < limit:
+                    self._give(worker, hand_out)
+
+    def _give(self, worker: Worker, hand_out: HandOut) -> None:
+        """Give a worker the next client."""
         try:
-            worker.connection.send(message)
+            worker.connection.send((hand_out.kind, hand_out.pending[0][1]))
+            worker.clients.append(hand_out.pending.popleft())
         except (BrokenPipeError, ConnectionResetError):
-            raise self._death(worker, activity, round_number) from None
+            if not worker.clients:  # it died while it was idle; else we shall hear of it
+                self._replace(worker, hand_out.shared)
 
-    def _hand_out(
-        self, pending: deque[tuple[int, int]], limit: int, kind: JobKind, round_number: int
-    ) -> None:
-        """Give every idle worker the next client whose position is below the limit."""
-        for worker in self._workers:
-            if worker.client_id is None and pending and pending[0][0] < limit:
-                worker.client_id = pending.popleft()[1]
-                self._send(worker, (kind, worker.client_id), kind, round_number)
-
-    def _collect(
-        self,
-        arrived: dict[int, Outcome],
-        kind: JobKind,
-        round_number: int,
-        timeout: float | None,
-    ) -> None:
+    def _collect(self, hand_out: HandOut, timeout: float | None) -> None:
         """Take the outcomes that are there; without a timeout wait for at least one."""
-        busy = {w.connection: w for w in self._workers if w.client_id is not None}
+        busy = {w.connection: w for w in self._workers if w.clients}
         for connection in wait(list(busy), timeout):
             worker = busy[connection]  # type: ignore[index]
             try:
                 answer = worker.connection.recv()
             except (EOFError, ConnectionResetError):
-                raise self._death(worker, kind, round_number) from None
+                self._mourn(worker, hand_out)
+                continue
             if isinstance(answer, Exception):
                 raise answer
-            worker.client_id = None
-            arrived[answer.client_id] = answer
+            worker.clients.popleft()
+            hand_out.arrived[answer.client_id] = answer
+
+    def _mourn(self, worker: Worker, hand_out: HandOut) -> None:
+        """Replace a worker that died and let its client try again, though not for ever."""
+        (_, client_id), *rest = worker.clients
+        hand_out.pending.extendleft(reversed(rest))
+        how = self._replace(worker, hand_out.shared)
+        hand_out.deaths[client_id] += 1
+        if hand_out.deaths[client_id] < TRIES:
+            hand_out.pending.appendleft((-1, client_id))  # before all limits: it is waited for
+        else:
+            failure = f"its worker process {how}, {TRIES} times"
+            hand_out.arrived[client_id] = Outcome(client_id, failure=failure)
 
     def _take(self, outcome: Outcome) -> Outcome:
         """Map the tensors of an update that a worker left in the shared memory."""
@@ -349,20 +424,6 @@ class LocalEngine:
         tensors = load_file(path)
         path.unlink()
         return replace(outcome, update=replace(outcome.update, tensors=tensors))
-
-    def _death(self, worker: Worker, activity: str, round_number: int) -> RunStoppedError:
-        worker.process.join(timeout=5)
-        code = worker.process.exitcode
-        how = f"ended with code {code}"
-        if code is not None and code < 0:
-            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
-            if -code == signal.SIGKILL:
-                how += ", as the system does when memory runs out"
-        who = "" if worker.client_id is None else f" of client {worker.client_id}"
-        return RunStoppedError(
-            f"Worker process {worker.process.pid} {how} during the {activity} step{who} in round "
-            f"{round_number}."
-        )
 
 
 def _work(
@@ -377,6 +438,7 @@ def _work(
     """Serve clients until the other end of the pipe closes; what a worker process runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    keep_memory()
     for other in inherited:
         other.close()
     for file in method_files:
@@ -408,15 +470,14 @@ def _work(
                 answer = _leave(runner.run(kind, client_id, broadcast), scratch)
             except PfedfdaError as error:
                 answer = error
-            except Exception as error:
+            except (OSError, SafetensorError) as error:
                 answer = RunStoppedError(
-                    f"Client {client_id} failed in the {kind} step of round {broadcast.round}: "
-                    f"{type(error).__name__}: {error} (--workers 0 shows where)."
+                    f"The update of client {client_id} cannot be written to {scratch} ({error})."
                 )
-                answer.add_note(traceback.format_exc())
             try:
                 connection.send(answer)
             except (BrokenPipeError, ConnectionResetError):
+                shutil.rmtree(scratch, ignore_errors=True)
                 return
 
 

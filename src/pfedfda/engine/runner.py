@@ -1,9 +1,12 @@
 """What happens at one client, in whatever process it runs."""
 
+import ctypes
+import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,14 +15,16 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
-from pfedfda.data import ClientData, Federation, corrupt
+from pfedfda.data import ClientData, corrupt
 from pfedfda.data.shift import Shift
 from pfedfda.engine.states import ClientStates
+from pfedfda.errors import PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Update, to_input
 from pfedfda.seeding import numpy_generator, torch_generator
 
 JobKind = Literal["train", "evaluate"]
 EVALUATION_BATCH = 500
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,10 @@ class Outcome:
         Where the client's time went, by component.
     bytes_down, bytes_up
         Sizes of the message and the update.
+    failure
+        Why the client could not do its part, in a few words; None if it could.
+    trace
+        Where in the program it failed.
     """
 
     client_id: int
@@ -53,6 +62,8 @@ class Outcome:
     seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
+    failure: str | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,13 @@ class Broadcast:
     frost: list[NDArray[np.uint8]] | None = None
 
 
+class Holder(Protocol):
+    """Who has the clients' images; a prepared `pfedfda.data.Federation` is one."""
+
+    def client(self, client_id: int) -> ClientData:
+        """Return the images of one client."""
+
+
 class ClientRunner:
     """Plays one client after the other, with one scratch model.
 
@@ -96,22 +114,34 @@ class ClientRunner:
         Where the networks run.
     """
 
-    def __init__(self, federation: Federation, task: Task, device: torch.device) -> None:
+    def __init__(self, federation: Holder, task: Task, device: torch.device) -> None:
         self.federation = federation
         self.task = task
         self.device = device
         self.model = task.build_model().to(device)
 
     def run(self, kind: JobKind, client_id: int, broadcast: Broadcast) -> Outcome:
-        """Do a client's part in a round."""
-        return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+        """Do a client's part in a round.
+
+        Whatever goes wrong at a client is its outcome; only what is wrong with the run is raised.
+        """
+        try:
+            return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+        except PfedfdaError:
+            raise
+        except Exception as error:
+            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Outcome(client_id, failure=failure, trace=traceback.format_exc())
 
     def _train(self, client_id: int, broadcast: Broadcast) -> Outcome:
         client = self._client("train", client_id, broadcast)
         message = broadcast.method.message(broadcast.state, client_id)
         update = broadcast.method.train(client, message)
+        for name, tensor in client.state.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise FloatingPointError(f"its own tensor {name} is not finite")
         if client.state:
-            broadcast.states.stage(client_id, client.state)
+            broadcast.states.save(client_id, broadcast.round, client.state)
         return Outcome(
             client_id,
             update=replace(update, client_id=client_id),
@@ -147,7 +177,9 @@ class ClientRunner:
             round=broadcast.round,
             task=self.task,
             samples=self._samples(data.train_images, data.train_labels),
-            state=broadcast.states.load(client_id),
+            state=broadcast.states.load(
+                client_id, before=broadcast.round + (purpose == "evaluate")
+            ),
             model=self.model,
             generator=generator,
         )
@@ -175,7 +207,7 @@ class ClientRunner:
 def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
     """Return the number of correctly classified samples and the sum of the cross-entropy."""
     model.eval()
-    correct, loss = 0, 0.0
+    hits, losses = [], []
     with torch.inference_mode():
         for images, labels in zip(
             torch.split(samples.images, EVALUATION_BATCH),
@@ -183,9 +215,10 @@ def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
             strict=True,
         ):
             logits = model(to_input(images))
-            correct += int((logits.argmax(dim=1) == labels).sum())
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-    return correct, loss
+            hits.append((logits.argmax(dim=1) == labels).sum())
+            losses.append(F.cross_entropy(logits, labels, reduction="sum"))
+    # An accelerator is asked once, at the end.
+    return sum(torch.stack(hits).tolist()), sum(torch.stack(losses).tolist())
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -203,3 +236,16 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory that it frees, for the next step.
+
+    By default the C library gives large blocks back to the system at once, and every step of a
+    network asks for the same pages again: for a small network a fifth of its time, and more on a
+    busy machine. Other C libraries than that of GNU are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

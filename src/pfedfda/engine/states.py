@@ -1,53 +1,136 @@
-"""The clients' own tensors between rounds, on disk."""
+"""The clients' own tensors between rounds, on disk.
 
+A client has a folder with a file for each round whose state still matters: that of the last
+checkpoint, that of the last complete round, and that of the current one. No state is written over
+another, so a process may be killed at any moment, and a run that goes back to its last checkpoint
+finds every client as it was then. Memory does not grow with the number of clients; keeping files at
+hand that are read again is left to the system's page cache.
+"""
+
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pfedfda.errors import RunStoppedError
+from pfedfda.models.export import UNREADABLE
+
 CLIENTS_PER_FOLDER = 1000
+SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
 class ClientStates:
-    """A file for each client that has state, so memory does not grow with the number of clients.
-
-    A worker *stages* the state that training left behind; it takes effect when the round is
-    complete and the server *commits* it. A round that breaks off leaves every client as it was.
+    """What the clients keep, by client and round.
 
     Parameters
     ----------
     folder
         Where the files are.
+    checkpoint
+        The round of the last checkpoint, to which the run may have to go back.
     """
 
     folder: Path
+    checkpoint: int = 0
 
-    def load(self, client_id: int) -> dict[str, Tensor]:
-        """Return a client's tensors; empty if it has none yet."""
-        path = self._path(client_id)
-        return load_file(path) if path.exists() else {}
+    def load(self, client_id: int, before: int) -> dict[str, Tensor]:
+        """Return what a client kept in its last round before this one; empty if nothing."""
+        earlier = [r for r in self._rounds(client_id) if r < before]
+        if not earlier:
+            return {}
+        path = self._path(client_id, max(earlier))
+        try:
+            return load_file(path)
+        except UNREADABLE as error:
+            raise RunStoppedError(
+                f"The state of client {client_id} in {path} cannot be read ({error})."
+            ) from error
 
-    def stage(self, client_id: int, tensors: dict[str, Tensor]) -> None:
-        """Write what a client wants to keep."""
-        path = self._path(client_id, ".staged")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path)
+    def save(self, client_id: int, round_number: int, tensors: dict[str, Tensor]) -> None:
+        """Write what a client keeps after a round."""
+        path = self._path(client_id, round_number)
+        # Another process may still write the same state for a run that was killed.
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, unfinished)
+            unfinished.replace(path)
+        except (OSError, SafetensorError) as error:
+            raise RunStoppedError(
+                f"The state of client {client_id} cannot be written to {path.parent} ({error})."
+            ) from error
 
-    def commit(self, client_ids: Iterable[int]) -> None:
-        """Make the staged states of these clients their current ones."""
+    def forget(self, client_id: int, round_number: int) -> None:
+        """Remove what a client kept in a round, as if it had not taken part in it."""
+        self._path(client_id, round_number).unlink(missing_ok=True)
+
+    def flush(self, client_ids: Iterable[int]) -> None:
+        """Wait until the states of these clients are on the disk itself."""
         for client_id in client_ids:
-            staged = self._path(client_id, ".staged")
-            if staged.exists():
-                staged.replace(self._path(client_id))
+            for r in self._rounds(client_id):
+                flush(self._path(client_id, r))
+            if self._folder(client_id).exists():
+                flush(self._folder(client_id))
 
-    def discard(self) -> None:
-        """Remove what was staged and never committed."""
-        for staged in self.folder.glob("*/*.staged"):
-            staged.unlink(missing_ok=True)
+    def prune(self, client_ids: Iterable[int], round_number: int) -> None:
+        """Remove what no longer matters of these clients after a complete round.
 
-    def _path(self, client_id: int, suffix: str = "") -> Path:
-        shard = f"{client_id // CLIENTS_PER_FOLDER:03d}"
-        return self.folder / shard / f"{client_id:06d}.safetensors{suffix}"
+        What matters is their state at the checkpoint and that after this round.
+        """
+        for client_id in client_ids:
+            rounds = self._rounds(client_id)
+            saved = max((r for r in rounds if r <= self.checkpoint), default=0)
+            last = max((r for r in rounds if r <= round_number), default=0)
+            for r in rounds:
+                if r < last and r != saved:
+                    self._path(client_id, r).unlink(missing_ok=True)
+
+    def rewind(self) -> None:
+        """Remove everything that is newer than the checkpoint, and files that were never finished.
+
+        Also removes what a kill between a checkpoint and its pruning has left.
+        """
+        for folder in self.folder.glob("*/*"):
+            if not folder.is_dir() or folder.is_symlink():
+                continue
+            for file in folder.iterdir():
+                number = _round_of(file)
+                unfinished = number is None and SUFFIX in file.name
+                if unfinished or (number is not None and number > self.checkpoint):
+                    file.unlink(missing_ok=True)
+            if folder.name.isdecimal():
+                self.prune([int(folder.name)], self.checkpoint)
+
+    def _rounds(self, client_id: int) -> list[int]:
+        """Return the rounds of which there is a state, in order."""
+        try:
+            names = list(self._folder(client_id).iterdir())
+        except FileNotFoundError:
+            return []
+        return sorted(number for file in names if (number := _round_of(file)) is not None)
+
+    def _folder(self, client_id: int) -> Path:
+        return self.folder / f"{client_id // CLIENTS_PER_FOLDER:03d}" / f"{client_id:06d}"
+
+    def _path(self, client_id: int, round_number: int) -> Path:
+        return self._folder(client_id) / f"{round_number:06d}{SUFFIX}"
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or a folder is on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _round_of(file: Path) -> int | None:
+    """Return the round of a state's file, None for any other file."""
+    stem = file.name.removesuffix(SUFFIX)
+    return int(stem) if file.name.endswith(SUFFIX) and stem.isdecimal() else None

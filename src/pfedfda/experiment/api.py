@@ -1,19 +1,29 @@
 """Running and comparing methods: what the command line and the Python interface share."""
 
-import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
-from pfedfda.engine import LocalEngine, one_thread
+from pfedfda.engine import EngineConfig, LocalEngine, one_thread
 from pfedfda.errors import InputError, RunStoppedError
-from pfedfda.experiment.config import Config, make_config, write_config
+from pfedfda.experiment.config import Config, make_config, read_config, write_config
 from pfedfda.experiment.observers import Observer, choose_observer
-from pfedfda.experiment.results import RunResult, make_folder
-from pfedfda.experiment.rounds import run_rounds
+from pfedfda.experiment.results import (
+    RunResult,
+    is_complete,
+    load_run,
+    make_folder,
+    write_csv,
+    write_text,
+)
+from pfedfda.experiment.rounds import DivergedRunError, run_rounds
+from pfedfda.files import refuse_links
 from pfedfda.methods import Method, Task, expand_names, find_method
+from pfedfda.report.federation import write_federation_file
 from pfedfda.report.table import COLUMNS, comparison_table
 
 
@@ -85,35 +95,72 @@ def compare(
         return compare_config(config, observer)
 
 
-def run_config(config: Config, observer: Observer) -> RunResult:
-    """Run the one method of a configuration."""
+def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) -> RunResult:
+    """Go on with a run that was stopped, from its last checkpoint to its end.
+
+    Parameters
+    ----------
+    folder
+        The folder of the run. A method of your own must have been registered before.
+    workers
+        Worker processes, as for `run`; the result does not depend on it.
+    quiet
+        Print nothing.
+    """
+    folder = Path(folder)
+    config = read_config(folder / "config.toml")
+    config = replace(config, engine=replace(config.engine, workers=workers))
+    with choose_observer(quiet) as observer:
+        return run_config(config, observer, folder)
+
+
+def run_config(config: Config, observer: Observer, folder: Path | None = None) -> RunResult:
+    """Run the one method of a configuration; in a given folder, go on with the run in it."""
     if len(config.methods) != 1:
         raise InputError(f"Exactly one method can be run, not {len(config.methods)}; see compare.")
     method = next(iter(config.methods.values()))
+    if folder is not None:
+        refuse_links(folder)
+    if folder is not None and is_complete(folder):
+        observer.say(f"{folder} is complete already.")
+        return load_run(folder)
     federation, task = _prepare(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
-        folder = make_folder(config.output, f"{_stem(config)}-{method.name}")
-        return run_rounds(method, config, engine, folder, observer)
+        folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
+        write_federation_file(federation, folder)
+        with _saying_how_to_go_on("run", folder, config):
+            return run_rounds(method, config, engine, folder, observer)
 
 
-def compare_config(config: Config, observer: Observer) -> Comparison:
+def compare_config(config: Config, observer: Observer, folder: Path | None = None) -> Comparison:
     """Run all methods of a configuration, one after the other, with one pool of workers.
 
-    If a method stops early, the comparison does too; the table of those before it is on disk.
+    A comparison with the same settings that was stopped is taken up where it was. If a method stops
+    early, the comparison does too; the table of those before it is on disk.
     """
     if not config.methods:
         raise InputError("There is no method to compare; name some, or 'all'.")
+    name = f"{_stem(config)}-compare"
+    folder = folder or find_unfinished(config, name)
+    if folder is not None:
+        refuse_links(folder)
+        observer.say(f"Going on with {folder}, which was stopped.")
     federation, task = _prepare(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
-        folder = make_folder(config.output, f"{_stem(config)}-compare")
-        (folder / "config.toml").write_text(write_config(config), encoding="utf-8")
+        folder = folder or make_folder(config.output, name)
+        write_text(folder / "config.toml", write_config(config))
+        write_federation_file(federation, folder)
         comparison = Comparison(folder, [])
-        for name, method in config.methods.items():
+        for method_name, method in config.methods.items():
             subfolder = folder / method.name
-            subfolder.mkdir()
-            alone = replace(config, methods={name: method})
+            if is_complete(subfolder):
+                comparison.results.append(load_run(subfolder))
+                continue
+            subfolder.mkdir(exist_ok=True)
+            alone = replace(config, methods={method_name: method})
             try:
-                result = run_rounds(method, alone, engine, subfolder, observer)
+                with _saying_how_to_go_on("compare", folder, config):
+                    result = run_rounds(method, alone, engine, subfolder, observer)
             except RunStoppedError:
                 if comparison.results:
                     observer.say(str(comparison))  # what there is so far
@@ -121,6 +168,51 @@ def compare_config(config: Config, observer: Observer) -> Comparison:
             comparison.results.append(result)
             _write_table(comparison)
     return comparison
+
+
+def find_unfinished(config: Config, default_name: str) -> Path | None:
+    """Return the newest folder of this name if the same comparison was stopped in it."""
+    newest = None
+    if config.output.name is not None:
+        newest = config.output.output / config.output.name
+    else:
+        for number in count(1):
+            name = default_name if number == 1 else f"{default_name}-{number}"
+            if not (config.output.output / name).exists():
+                break
+            newest = config.output.output / name
+    if newest is None or not (newest / "config.toml").is_file():
+        return None
+    if all(is_complete(newest / method.name) for method in config.methods.values()):
+        return None
+    try:
+        before = read_config(newest / "config.toml")
+    except InputError:
+        return None
+    return newest if same_settings(before, config) else None
+
+
+def same_settings(first: Config, second: Config) -> bool:
+    """Tell whether two configurations give the same results."""
+    texts = [write_config(replace(config, engine=EngineConfig())) for config in (first, second)]
+    return texts[0] == texts[1]
+
+
+@contextmanager
+def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator[None]:
+    try:
+        yield
+    except DivergedRunError:
+        raise
+    except RunStoppedError as error:
+        # Settings must not run a program by themselves, so the user names a method's file again.
+        methods = ""
+        if any(name.endswith(".py") for name in config.methods):
+            methods = " --method" + "s" * (command == "compare")
+            methods += "".join(f" {name}" for name in config.methods)
+        raise type(error)(f"{error} To go on: pfedfda {command} --resume {folder}{methods}") from (
+            error
+        )
 
 
 def make_task(config: Config, federation: Federation) -> Task:
@@ -163,10 +255,8 @@ def _stem(config: Config) -> str:
 
 def _write_table(comparison: Comparison) -> None:
     """Write the table of a comparison as CSV, with full precision."""
-    with (comparison.folder / "comparison.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for result in comparison.results:
-            seconds = result.summary["seconds"]["total"]
-            values = {**result.summary, "seconds": seconds}
-            writer.writerow([values[column] for column in COLUMNS])
+    rows = []
+    for result in comparison.results:
+        values = {**result.summary, "seconds": result.summary["seconds"]["total"]}
+        rows.append([values[column] for column in COLUMNS])
+    write_csv(comparison.folder / "comparison.csv", COLUMNS, rows)

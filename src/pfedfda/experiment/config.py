@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import re
-import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +12,16 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from pfedfda.data import FEDERATIONS, FederationConfig
 from pfedfda.engine import EngineConfig
-from pfedfda.errors import InputError, unknown
+from pfedfda.errors import InputError, shown, unknown
+from pfedfda.files import read_toml
 from pfedfda.methods import Method, TrainingConfig, find_method
+from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 
 T = TypeVar("T")
+MOST_ROUNDS = 1_000_000
+LARGEST_INTEGER = 2**63 - 1  # as TOML has it
+LONGEST_NAME = 255  # of a file or a folder, as file systems have it
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ class ScheduleConfig:
         The share of the clients, the last ones, that never take part in training. After the last
         round they personalise and are evaluated, on their own images and under each corruption at
         severity 3.
+    checkpoint_every
+        Save the run after every so many rounds, so that it can be taken up there if it is stopped;
+        0 means about once a minute.
+    max_update_norm
+        The longest tensor that is believed; a client that sends a longer one is left out of the
+        round, like one that sends numbers that are not finite.
+    max_failures
+        Stop the run when a larger share of the clients' steps than this has failed (and at least
+        ten have); up to there, a client that fails is left out and named.
     seed
         Determines initial weights, participation and the order of samples.
     """
@@ -46,17 +59,28 @@ class ScheduleConfig:
     participation: float = 0.3
     eval_every: int = 20
     new_clients: float = 0.0
+    checkpoint_every: int = 0
+    max_update_norm: float = 1e6
+    max_failures: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputError(f"The number of rounds is {self.rounds}; it must be at least 1.")
+        if not 1 <= self.rounds <= MOST_ROUNDS:
+            raise InputError(
+                f"The number of rounds is {self.rounds}; it must lie between 1 and {MOST_ROUNDS:,}."
+            )
         if not 0 < self.participation <= 1:
             raise InputError(f"The participation is {self.participation}; it must lie in (0, 1].")
         if not 0 <= self.new_clients < 1:
             raise InputError(f"new-clients is {self.new_clients}; it must lie in [0, 1).")
         if self.eval_every < 0:
             raise InputError(f"eval-every is {self.eval_every}; it must be 0 or more.")
+        if self.checkpoint_every < 0:
+            raise InputError(f"checkpoint-every is {self.checkpoint_every}; it must be 0 or more.")
+        if not self.max_update_norm > 0:
+            raise InputError(f"max-update-norm is {self.max_update_norm}; it must be above 0.")
+        if not 0 <= self.max_failures <= 1:
+            raise InputError(f"max-failures is {self.max_failures}; it must lie in [0, 1].")
 
     def trained_clients(self, clients: int) -> int:
         """Return how many of the clients may take part in training."""
@@ -199,6 +223,10 @@ def checked_fields(kind: type[Any], values: Mapping[str, Any], where: str) -> di
 def _convert(hint: Any, value: Any, where: str) -> Any:
     """Return the value as the type that a field has, or refuse it."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise InputError(f"{where} is a whole number of more than 64 bits.")
+    if isinstance(value, str | Path):
+        _refuse_odd_text(str(value), where)
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
@@ -211,7 +239,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         if option in (int, str, bool) and type(value) is option:
             return value
-    raise InputError(f"{where} is {value!r}; it must be {_describe(options)}.")
+    raise InputError(f"{where} is {shown(value)}; it must be {_describe(options)}.")
+
+
+def _refuse_odd_text(text: str, where: str) -> None:
+    """Refuse what no file system takes as a path; settings that are no paths are short anyway."""
+    if "\0" in text or any(len(part.encode()) > LONGEST_NAME for part in text.split("/")):
+        raise InputError(
+            f"{where} is {shown(text)}; it must be free of null characters and of names that are "
+            f"longer than {LONGEST_NAME} bytes."
+        )
 
 
 def _describe(options: tuple[Any, ...]) -> str:
@@ -228,20 +265,27 @@ def _describe(options: tuple[Any, ...]) -> str:
 def read_config(path: Path) -> Config:
     """Read a configuration from a TOML file, such as the ``config.toml`` of a run."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = read_toml(path)
     except FileNotFoundError:
         raise InputError(f"There is no configuration file {path}.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"The configuration file {path} cannot be read ({error}).") from error
     for name, table in tables.items():
         if name not in ("methods", *GROUPS):
             raise unknown(f"table in {path}:", name, ["methods", *GROUPS])
         if not isinstance(table, dict):
-            raise InputError(f"{name} in {path} is {table!r}; it must be a table.")
+            raise InputError(f"{name} in {path} is {shown(table)}; it must be a table.")
     methods = {}
     for name, fields in tables.get("methods", {}).items():
         if not isinstance(fields, dict):
-            raise InputError(f"methods.{name} in {path} is {fields!r}; it must be a table.")
+            raise InputError(f"methods.{name} in {path} is {shown(fields)}; it must be a table.")
+        _refuse_odd_text(name, f"The name of a method in {path}")
+        if name.endswith(".py") and not is_loaded(Path(name)):
+            raise InputError(
+                f"{path} takes a method from the Python file {shown(name)}, and settings must not "
+                f"run a program by themselves: name that file on the command line too, with "
+                f"--method."
+            )
         methods[name] = from_mapping(find_method(name), fields, f"methods.{name}")
     groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}
     return Config(methods, **groups)

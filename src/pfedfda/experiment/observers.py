@@ -40,7 +40,7 @@ class Observer:
     def preparing(self, step: str, done: int, total: int) -> None:
         """Hear that the federation is being prepared."""
 
-    def started(self, method: Method, rounds: int) -> None:
+    def started(self, method: Method, rounds: int, done: int = 0) -> None:
         """Hear that a method begins."""
 
     def progressed(self, fraction: float) -> None:
@@ -113,13 +113,13 @@ class TerminalObserver(Observer):
         self.progress.update(self.steps[step], completed=done)
         self._draw()
 
-    def started(self, method: Method, rounds: int) -> None:
+    def started(self, method: Method, rounds: int, done: int = 0) -> None:
         """Add a bar for the method and take those of the preparation away."""
         for task in self.steps.values():
             self.progress.update(task, visible=False)
-        self.done = 0.0
+        self.done = float(done)
         self.method_task = self.progress.add_task(
-            method.title, total=rounds, unit="rounds", note=""
+            method.title, total=rounds, completed=done, unit="rounds", note=""
         )
         self._draw(now=True)
 
@@ -148,6 +148,7 @@ class PlainObserver(Observer):
     def __init__(self) -> None:
         self.title = ""
         self.rounds = 0
+        self.done = 0
         self.start = 0.0
         self.last_step = ""
 
@@ -162,14 +163,15 @@ class PlainObserver(Observer):
             self.say(f"preparing the federation: {step}")
             self.last_step = step
 
-    def started(self, method: Method, rounds: int) -> None:
+    def started(self, method: Method, rounds: int, done: int = 0) -> None:
         """Remember when the method began."""
         self.title, self.rounds, self.start = method.title, rounds, time.perf_counter()
+        self.done = done
 
     def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
         """Print round, accuracy, loss and time."""
         passed = time.perf_counter() - self.start
-        left = passed / round_number * (self.rounds - round_number)
+        left = passed / (round_number - self.done) * (self.rounds - round_number)
         self.say(
             f"{self.title}: round {round_number}/{self.rounds}, accuracy "
             f"{accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}, training loss "

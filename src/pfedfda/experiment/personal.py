@@ -1,6 +1,5 @@
 """New clients: a personal model for images that were never part of the training."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from pfedfda.data import open_source
 from pfedfda.data.decoding import with_channels
 from pfedfda.engine.local import resolve_device
 from pfedfda.engine.runner import one_thread, score
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, PfedfdaError, shown
+from pfedfda.experiment.checkpoint import read_checkpoint
 from pfedfda.experiment.config import OutputConfig, read_config
 from pfedfda.experiment.results import make_folder
 from pfedfda.methods import Client, Method, Samples, Task, Tensors
+from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
 from pfedfda.seeding import numpy_generator, torch_generator
 
@@ -152,29 +151,45 @@ def personalize(
 
 def load_finished(run: Path) -> FinishedRun:
     """Read the method and the server's state of a finished run."""
-    checkpoint = run / "checkpoint"
+    if (run / "comparison.csv").exists():
+        raise InputError(f"{run} is a comparison: name the folder of one method in it.")
+    checkpoint = read_checkpoint(run / "checkpoint")
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        state = load_file(checkpoint / "server.safetensors")
-        image_shape = tuple(int(n) for n in manifest["task"]["image_shape"])
-        class_names = tuple(str(name) for name in manifest["class_names"])
-        round_number, num_clients = int(manifest["round"]), int(manifest["task"]["num_clients"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        hint = ""
-        if (run / "comparison.csv").exists():
-            hint = "; it is a comparison: name the folder of one method in it"
-        raise InputError(f"{run} is not a finished run ({error}){hint}.") from error
+        image_shape = tuple(int(n) for n in checkpoint.about["task"]["image_shape"])
+        class_names = tuple(str(name) for name in checkpoint.about["class_names"])
+        num_clients = int(checkpoint.about["task"]["num_clients"])
+        height, width, channels = image_shape
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise InputError(f"{run} is not a finished run ({error}).") from error
     config = read_config(run / "config.toml")
+    if len(config.methods) != 1:
+        raise InputError(f"{run / 'config.toml'} has {len(config.methods)} methods instead of one.")
     (method,) = config.methods.values()
     task = Task(
         model=config.model,
-        image_shape=image_shape,  # type: ignore[arg-type]
+        image_shape=(height, width, channels),
         num_classes=len(class_names),
         num_clients=num_clients,
         training=config.training,
         seed=config.schedule.seed,
     )
-    return FinishedRun(method, task, class_names, round_number, state)
+    finished = FinishedRun(method, task, class_names, checkpoint.round, checkpoint.state)
+    _refuse_other_tensors(finished, run)
+    return finished
+
+
+def _refuse_other_tensors(finished: FinishedRun, run: Path) -> None:
+    """Refuse a run whose tensors are not those of its method and its network."""
+    try:
+        message = finished.method.message(finished.state, finished.task.num_clients)
+        load(finished.task.build_model(), part(message, "body", "head"))
+    except PfedfdaError:
+        raise
+    except Exception as error:  # whatever a method does with tensors that it does not expect
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"The checkpoint in {run} does not fit its config.toml ({shown(reason)})."
+        ) from error
 
 
 def _samples(source: str, run: FinishedRun) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -1,24 +1,30 @@
 """A run on disk: writing it while it goes on, and reading it afterwards."""
 
 import csv
+import io
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 import pfedfda
-from pfedfda.data import Federation
-from pfedfda.engine import ClientStates, Outcome
-from pfedfda.errors import InputError
+from pfedfda.engine import ClientStates, Outcome, Roster
+from pfedfda.engine.states import flush
+from pfedfda.errors import InputError, shown
+from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.experiment.config import Config, OutputConfig, write_config
+from pfedfda.files import LARGE, read_text
 from pfedfda.methods import Method, Task, Tensors
+
+LOGS = ("metrics.jsonl", "failures.jsonl")
+ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
+BYTES_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
 
 
 @dataclass(frozen=True)
@@ -82,102 +88,190 @@ def make_folder(config: OutputConfig, default_name: str) -> Path:
 
 
 class RunWriter:
-    """Writes the files of one run.
+    """Writes the files of one run, and goes on with those of a run that was stopped.
 
     Parameters
     ----------
     folder
-        The run's folder, which exists.
+        The run's folder, which exists. If it holds a checkpoint, the run goes on from there.
     config
         What is run.
     method
         The one method of `config` that this run is about.
+    task
+        What server and clients know beforehand.
     class_names
         The names of the classes, in the order of the labels.
     """
 
     def __init__(
-        self, folder: Path, config: Config, method: Method, class_names: tuple[str, ...]
+        self, folder: Path, config: Config, method: Method, task: Task, class_names: tuple[str, ...]
     ) -> None:
         self.folder = folder
         self.method = method
-        self.class_names = class_names
+        self.about = {
+            "pfedfda": pfedfda.__version__,
+            "method": method.name,
+            "hyperparameters": asdict(method),
+            "task": asdict(task),
+            "class_names": class_names,
+        }
         self.metrics: list[dict[str, Any]] = []
         self.states = ClientStates(folder / "checkpoint" / "clients")
-        self.states.folder.mkdir(parents=True)
-        (folder / "config.toml").write_text(write_config(config), encoding="utf-8")
+        self.states.folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "config.toml").exists():
+            write_text(folder / "config.toml", write_config(config))
+        self.unsaved: set[int] = set()
+
+    def log_sizes(self) -> dict[str, int]:
+        """Return the lengths in bytes of the files that grow by lines."""
+        paths = {name: self.folder / name for name in LOGS}
+        return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
+
+    def take_up(self, initial: Tensors) -> Checkpoint | None:
+        """Return the last checkpoint, None if there is none, and bring all files back to it.
+
+        Parameters
+        ----------
+        initial
+            The server's initial state; what it has, the checkpoint must have in the same shape.
+        """
+        if not (self.folder / "checkpoint" / "manifest.json").exists():
+            return None
+        checkpoint = read_checkpoint(self.folder / "checkpoint")
+        if checkpoint.about.get("task") != json.loads(json.dumps(self.about["task"])):
+            raise InputError(
+                f"The checkpoint in {self.folder} belongs to another task than its config.toml."
+            )
+        for name, tensor in initial.items():
+            saved = checkpoint.state.get(name)
+            if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                raise InputError(
+                    f"The checkpoint in {self.folder} does not fit its config.toml: its tensor "
+                    f"{name} is missing or of another shape or type."
+                )
+        tidy(self.folder / "checkpoint", checkpoint.round)
+        self.states = replace(self.states, checkpoint=checkpoint.round)
+        self.states.rewind()
+        sizes = self.log_sizes()
+        for name, size in sizes.items():
+            if size < checkpoint.log_sizes.get(name, 0):
+                raise InputError(
+                    f"{self.folder / name} is shorter than the checkpoint says; it is damaged."
+                )
+            os.truncate(self.folder / name, checkpoint.log_sizes.get(name, 0))
+        if "metrics.jsonl" in sizes:
+            self.metrics = read_lines(self.folder / "metrics.jsonl")
+        return checkpoint
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``."""
         self.metrics.append(line)
-        with (self.folder / "metrics.jsonl").open("a") as file:
+        self._append("metrics.jsonl", line)
+
+    def add_failure(self, line: dict[str, Any]) -> None:
+        """Append a line to ``failures.jsonl``."""
+        self._append("failures.jsonl", line)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with (self.folder / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def write_clients(self, federation: Federation, outcomes: Sequence[Outcome]) -> None:
+    def write_clients(self, federation: Roster, outcomes: Sequence[Outcome]) -> None:
         """Write ``clients.csv`` from an evaluation of all clients."""
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
         known = federation.attributes
         columns = ["client", "name", "train_samples", "test_samples", "classes", *known]
         columns += ["accuracy", *extra]
-        with _replacing(self.folder / "clients.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
-                client = outcome.client_id
-                writer.writerow(
-                    [
-                        client,
-                        federation.client_names[client],
-                        int(federation.train_sizes[client]),
-                        int(federation.test_sizes[client]),
-                        federation.classes_held(client),
-                        *(values[client] for values in known.values()),
-                        outcome.correct / outcome.tested,
-                        *(outcome.metrics.get(name, "") for name in extra),
-                    ]
-                )
-        _finish(self.folder / "clients.csv")
+        rows = []
+        for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
+            client = outcome.client_id
+            rows.append(
+                [
+                    client,
+                    federation.client_names[client],
+                    int(federation.train_sizes[client]),
+                    int(federation.test_sizes[client]),
+                    federation.classes_held(client),
+                    *(values[client] for values in known.values()),
+                    outcome.correct / outcome.tested,
+                    *(outcome.metrics.get(name, "") for name in extra),
+                ]
+            )
+        write_csv(self.folder / "clients.csv", columns, rows)
 
     def write_new_clients(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         """Write ``new_clients.csv``: the accuracy of each new client under each condition."""
-        with (self.folder / "new_clients.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["client", "condition", "test_samples", "accuracy"])
-            for condition, of_condition in outcomes.items():
-                for outcome in sorted(of_condition, key=lambda outcome: outcome.client_id):
-                    accuracy = outcome.correct / outcome.tested
-                    writer.writerow([outcome.client_id, condition, outcome.tested, accuracy])
+        rows = [
+            [outcome.client_id, condition, outcome.tested, outcome.correct / outcome.tested]
+            for condition, of_condition in outcomes.items()
+            for outcome in sorted(of_condition, key=lambda outcome: outcome.client_id)
+        ]
+        columns = ["client", "condition", "test_samples", "accuracy"]
+        write_csv(self.folder / "new_clients.csv", columns, rows)
 
-    def write_checkpoint(self, state: Tensors, round_number: int, task: Task) -> None:
-        """Write the server's state after a complete round; the clients' states are there."""
-        folder = self.folder / "checkpoint"
-        save_file(state, _replacing(folder / "server.safetensors"))
-        _finish(folder / "server.safetensors")
-        manifest = {
-            "pfedfda": pfedfda.__version__,
-            "method": self.method.name,
-            "hyperparameters": asdict(self.method),
-            "round": round_number,
-            "task": asdict(task),
-            "class_names": self.class_names,
-        }
-        _write_json(folder / "manifest.json", manifest)
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Make this the point to which a stopped run goes back."""
+        self.states.flush(self.unsaved)
+        for name in self.log_sizes():
+            flush(self.folder / name)
+        write_checkpoint(self.folder / "checkpoint", replace(checkpoint, about=self.about))
+        self.states = replace(self.states, checkpoint=checkpoint.round)
+        self.states.prune(self.unsaved, checkpoint.round)
+        self.unsaved.clear()
 
     def write_summary(self, summary: Mapping[str, Any]) -> RunResult:
         """Write ``summary.json`` and return the result."""
         content = {"method": self.method.name, **summary, "machine": machine()}
+        _refuse_strange_summary(content, self.folder)
         _write_json(self.folder / "summary.json", content)
         return RunResult(self.folder, self.method.name, content, self.metrics)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file with a JSON object in each line."""
+    try:
+        lines = [json.loads(line) for line in read_text(path, LARGE).splitlines()]
+        if not all(isinstance(line, dict) for line in lines):
+            raise ValueError("a line is not an object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}).") from error
+    return lines
+
+
+def is_complete(folder: Path) -> bool:
+    """Tell whether a run has come to its end."""
+    try:
+        return bool(json.loads(read_text(folder / "summary.json"))["status"] == "complete")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def load_run(folder: Path) -> RunResult:
     """Read a run from its folder."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return RunResult(folder, summary["method"], summary, [json.loads(line) for line in lines])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        summary = json.loads(read_text(folder / "summary.json"))
+        metrics = read_lines(folder / "metrics.jsonl")
+        _refuse_strange_summary(summary, folder)
+        return RunResult(folder, str(summary["method"]), summary, metrics)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{folder} is not a finished run ({error}).") from error
+
+
+def _refuse_strange_summary(summary: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a complete run without the numbers that every table has."""
+    if summary["status"] != "complete":
+        return
+    try:
+        numbers = [summary[name] for name in (*ACCURACIES, *BYTES_PER_ROUND)]
+        numbers.append(summary["seconds"]["total"])
+        for accuracies in summary.get("new_clients", {}).values():
+            numbers += [accuracies[name] for name in ACCURACIES]
+        strange = [value for value in numbers if type(value) not in (int, float)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"The results in {folder} are incomplete ({shown(error)}).") from error
+    if strange:
+        raise InputError(f"The results in {folder} have {shown(strange[0])} in place of a number.")
 
 
 def machine() -> dict[str, Any]:
@@ -193,14 +287,20 @@ def machine() -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    _replacing(path).write_text(json.dumps(content, indent=2) + "\n")
-    _finish(path)
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def _replacing(path: Path) -> Path:
-    """Return the name under which a file is written before it takes the place of the old one."""
-    return path.with_name(path.name + ".new")
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside the old one and put it in its place; there is always a whole file."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8", newline="")
+    new.replace(path)
 
 
-def _finish(path: Path) -> None:
-    _replacing(path).replace(path)
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table, likewise."""
+    buffer = io.StringIO(newline="")
+    writer = csv.writer(buffer)
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_text(path, buffer.getvalue())

@@ -1,19 +1,24 @@
 """The round loop: one method on one federation, from the initial state to the results."""
 
+import copy
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from pfedfda.data import CORRUPTIONS
 from pfedfda.data.shift import Shift, frost_photos
-from pfedfda.engine import LocalEngine, Outcome
-from pfedfda.errors import RunStoppedError
+from pfedfda.engine import Engine, Outcome
+from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.accuracy import Accuracy
+from pfedfda.experiment.checkpoint import Checkpoint, sole_use
+from pfedfda.experiment.checks import fault_of
 from pfedfda.experiment.config import Config
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.results import RunResult, RunWriter
@@ -21,10 +26,16 @@ from pfedfda.methods import Method, Tensors, Update
 from pfedfda.seeding import torch_generator
 
 NEW_CLIENT_SEVERITY = 3
+CHECKPOINT_SECONDS = 60.0
+MIN_FAILURES = 10
 
 
 class InterruptedRunError(RunStoppedError):
     """The user stopped the run."""
+
+
+class DivergedRunError(RunStoppedError):
+    """Training went astray; taking the run up again would only repeat it."""
 
 
 @dataclass
@@ -37,6 +48,9 @@ class Tally:
         Complete rounds.
     bytes_down, bytes_up
         What all clients have received and sent.
+    asked, failed
+        How often a client was asked to train or to be evaluated, and how often it failed or its
+        update was left out.
     seconds
         Wall-clock seconds by phase, and under ``clients`` the time inside the clients by component.
     """
@@ -44,9 +58,28 @@ class Tally:
     rounds: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
+    asked: int = 0
+    failed: int = 0
     seconds: dict[str, Any] = field(
         default_factory=lambda: {"total": 0.0, "train": 0.0, "evaluate": 0.0, "clients": {}}
     )
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, folder: Path) -> "Tally":
+        """Return what a run had cost at a checkpoint."""
+        tally = cls(rounds=checkpoint.round)
+        try:
+            for name in ("bytes_down", "bytes_up", "asked", "failed"):
+                setattr(tally, name, int(checkpoint.tally.get(name, 0)))
+            seconds = checkpoint.tally.get("seconds", tally.seconds)
+            clients = {str(name): float(value) for name, value in seconds["clients"].items()}
+            phases = {name: float(seconds[name]) for name in ("total", "train", "evaluate")}
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"The checkpoint in {folder} has a strange tally ({error})."
+            ) from error
+        tally.seconds = phases | {"clients": clients}
+        return tally
 
     def add(self, outcome: Outcome) -> None:
         """Count a client that has trained."""
@@ -75,7 +108,7 @@ def draw_participants(
 
 
 def run_rounds(
-    method: Method, config: Config, engine: LocalEngine, folder: Path, observer: Observer
+    method: Method, config: Config, engine: Engine, folder: Path, observer: Observer
 ) -> RunResult:
     """Run a method to its last round and write its results.
 
@@ -88,133 +121,277 @@ def run_rounds(
     engine
         Runs the clients.
     folder
-        Where the results go; it exists and is empty.
+        Where the results go; it exists. If it holds a checkpoint, the run goes on from there.
     observer
         Is told about the progress.
 
     Raises
     ------
     RunStoppedError
-        If a worker died, training diverged, or the user interrupted. What the complete rounds gave
-        has been written.
+        If the run cannot go on, training diverged, or the user interrupted. The last complete round
+        has been written, and the run can be taken up from there.
     """
-    schedule, federation, task = config.schedule, engine.federation, engine.task
-    writer = RunWriter(folder, config, method, federation.class_names)
-    tally = Tally()
-    start = time.perf_counter()
-    everybody = range(schedule.trained_clients(len(federation)))
-    state = method.init(task)
-    final: dict[str, Any] = {}
-    observer.started(method, schedule.rounds)
-    try:
-        for round_number in range(1, schedule.rounds + 1):
-            participants = draw_participants(
-                len(everybody),
-                schedule.participation,
-                schedule.seed,
-                round_number,
-                schedule.rounds,
-            )
-            evaluates = schedule.evaluates(round_number)
-            steps = len(participants) + (len(everybody) if evaluates else 0)
+    (folder / "checkpoint").mkdir(exist_ok=True)
+    with sole_use(folder / "checkpoint"):
+        return Run(method, config, engine, folder, observer).go()
 
-            phase = time.perf_counter()
-            outcomes = engine.train(method, state, participants, round_number, writer.states)
-            losses = Losses()
-            updates = _updates(outcomes, tally, losses, observer, steps)
-            state_after = method.aggregate(state, updates)
+
+class Run:
+    """One method on one federation, from the initial state or the last checkpoint to the results.
+
+    The parameters are those of `run_rounds`.
+    """
+
+    def __init__(
+        self, method: Method, config: Config, engine: Engine, folder: Path, observer: Observer
+    ) -> None:
+        self.method = method
+        self.config = config
+        self.schedule = config.schedule
+        self.engine = engine
+        self.observer = observer
+        self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
+        self.writer = RunWriter(folder, config, method, engine.task, engine.federation.class_names)
+        initial = method.init(engine.task)
+        checkpoint = self.writer.take_up(initial)
+        if checkpoint is None:
+            checkpoint = Checkpoint(0, initial)
+            self.writer.write_checkpoint(checkpoint)
+        self.reached = self.saved = checkpoint
+        self.state = dict(checkpoint.state)
+        self.tally = Tally.of(checkpoint, folder)
+        self.final = dict(checkpoint.final)
+        self.last_save = self.start = time.perf_counter()
+        self.seconds_before = float(self.tally.seconds["total"])
+        self.last_failure = ""
+        self.trained: list[int] = []
+
+    def go(self) -> RunResult:
+        """Run to the end."""
+        writer, folder = self.writer, self.writer.folder
+        self.observer.started(self.method, self.schedule.rounds, self.tally.rounds)
+        try:
+            for round_number in range(self.tally.rounds + 1, self.schedule.rounds + 1):
+                self._round(round_number)
+                self._reach(round_number)
+            self._evaluate_newcomers()
+            self.tally.seconds["total"] = self._seconds()
+            result = writer.write_summary(_summary("complete", self.tally, self.final))
+        except (PfedfdaError, KeyboardInterrupt, OSError, SafetensorError) as error:
+            self.engine.close()
+            reason = f"The results cannot be written ({error})."
+            if isinstance(error, KeyboardInterrupt):
+                reason = "The run was interrupted."
+            elif isinstance(error, PfedfdaError):
+                reason = str(error)
+            self._stop(reason)
+            kind = RunStoppedError
+            if isinstance(error, KeyboardInterrupt):
+                kind = InterruptedRunError
+            elif isinstance(error, DivergedRunError):
+                kind = DivergedRunError
+            raise kind(
+                f"{reason} {self.saved.round} of {self.schedule.rounds} rounds are complete; "
+                f"their results are in {folder}."
+            ) from error
+        self.observer.finished()
+        return result
+
+    def _round(self, round_number: int) -> None:
+        """Train who takes part, aggregate, and evaluate everybody if it is time."""
+        schedule = self.schedule
+        participants = draw_participants(
+            len(self.everybody),
+            schedule.participation,
+            schedule.seed,
+            round_number,
+            schedule.rounds,
+        )
+        evaluates = schedule.evaluates(round_number)
+        steps = len(participants) + (len(self.everybody) if evaluates else 0)
+        losses = Losses()
+        start = time.perf_counter()
+        self._train(participants, round_number, losses, steps)
+        self.tally.seconds["train"] += time.perf_counter() - start
+        if evaluates:
+            start = time.perf_counter()
+            accuracy = self._evaluate(round_number, losses, steps)
+            self.tally.seconds["evaluate"] += time.perf_counter() - start
+            self.writer.add_metrics(
+                {
+                    "round": round_number,
+                    **self.final,
+                    "participants": len(participants),
+                    "bytes_down": self.tally.bytes_down,
+                    "bytes_up": self.tally.bytes_up,
+                    "seconds": self._seconds(),
+                }
+            )
+            self.observer.evaluated(round_number, accuracy, losses.mean)
+
+    def _train(
+        self, participants: list[int], round_number: int, losses: "Losses", steps: int
+    ) -> None:
+        states = self.writer.states
+        outcomes = self.engine.train(self.method, self.state, participants, round_number, states)
+        updates = self._usable(outcomes, round_number, losses, 1 / steps)
+        first = next(updates, None)
+        if first is not None:  # a round without a usable update leaves everything as it was
+            after = self.method.aggregate(self.state, chain([first], updates))
             for _ in updates:  # a method may stop reading early; every client still trains
                 pass
-            _refuse_divergence(state_after, losses.mean, round_number)
-            writer.states.commit(participants)
-            state = state_after
-            tally.rounds = round_number
-            tally.seconds["train"] += time.perf_counter() - phase
+            _refuse_divergence(after, losses.mean, round_number)
+            self.state = after
+        self._refuse_many_failures()
+        self.trained = participants
 
-            if evaluates:
-                phase = time.perf_counter()
-                evaluations = []
-                for outcome in engine.evaluate(
-                    method, state, everybody, round_number, writer.states
-                ):
-                    evaluations.append(outcome)
-                    observer.progressed(1 / steps)
-                accuracy = Accuracy.of(
-                    [e.correct for e in evaluations], [e.tested for e in evaluations]
+    def _usable(
+        self, outcomes: Iterable[Outcome], round_number: int, losses: "Losses", step: float
+    ) -> Iterator[Update]:
+        """Yield the updates of a round that are in order; name the clients of the others."""
+        for outcome in outcomes:
+            self.tally.asked += 1
+            self.observer.progressed(step)
+            fault = outcome.failure
+            if fault is None:
+                assert outcome.update is not None
+                self.tally.add(outcome)
+                fault = fault_of(
+                    outcome.update, self.method, self.state, self.schedule.max_update_norm
                 )
-                tally.seconds["evaluate"] += time.perf_counter() - phase
-                final = {
-                    **accuracy.as_dict(),
-                    "test_loss": sum(e.loss for e in evaluations)
-                    / sum(e.tested for e in evaluations),
-                    "train_loss": losses.mean,
-                }
-                writer.add_metrics(
-                    {
-                        "round": round_number,
-                        **final,
-                        "participants": len(participants),
-                        "bytes_down": tally.bytes_down,
-                        "bytes_up": tally.bytes_up,
-                        "seconds": time.perf_counter() - start,
-                    }
-                )
-                writer.write_clients(federation, evaluations)
-                writer.write_checkpoint(state, round_number, task)
-                observer.evaluated(round_number, accuracy, losses.mean)
-        phase = time.perf_counter()
-        newcomers = range(len(everybody), len(federation))
-        if newcomers:
-            final["new_clients"] = _evaluate_newcomers(
-                method, state, newcomers, config, engine, writer, observer
-            )
-        tally.seconds["evaluate"] += time.perf_counter() - phase
-    except (RunStoppedError, KeyboardInterrupt) as error:
-        engine.close()
-        interrupted = isinstance(error, KeyboardInterrupt)
-        reason = "The run was interrupted." if interrupted else str(error)
-        writer.states.discard()
-        writer.write_checkpoint(state, tally.rounds, task)
-        tally.seconds["total"] = time.perf_counter() - start
-        writer.write_summary(_summary("stopped", tally, final) | {"reason": reason})
-        kind = InterruptedRunError if interrupted else RunStoppedError
-        raise kind(
-            f"{reason} {tally.rounds} of {schedule.rounds} rounds are complete; their results are "
-            f"in {folder}."
-        ) from error
-    observer.finished()
-    tally.seconds["total"] = time.perf_counter() - start
-    return writer.write_summary(_summary("complete", tally, final))
+            if fault is None:
+                assert outcome.update is not None
+                losses.add(outcome.metrics.get("train_loss"), outcome.update.weight)
+                yield outcome.update
+            else:
+                self.writer.states.forget(outcome.client_id, round_number)
+                self._report(outcome, round_number, "train", fault)
 
+    def _report(self, outcome: Outcome, round_number: int, step: str, reason: str) -> None:
+        """Write down that a client was left out, and say so."""
+        self.tally.failed += 1
+        self.last_failure = f"client {outcome.client_id}: {reason}"
+        client = self.engine.federation.client_names[outcome.client_id]
+        self.writer.add_failure(
+            {
+                "round": round_number,
+                "client": outcome.client_id,
+                "name": client,
+                "step": step,
+                "reason": reason,
+                "trace": outcome.trace,
+            }
+        )
+        known_as = "" if client == str(outcome.client_id) else f" ({client})"
+        self.observer.say(
+            f"{self.method.title}: client {outcome.client_id}{known_as} is left out of the {step} "
+            f"step of round {round_number}: {reason}"
+        )
 
-def _evaluate_newcomers(
-    method: Method,
-    state: Tensors,
-    newcomers: range,
-    config: Config,
-    engine: LocalEngine,
-    writer: RunWriter,
-    observer: Observer,
-) -> dict[str, dict[str, float]]:
-    """Evaluate clients that never took part: on their own images, and under each corruption."""
-    frost = frost_photos(config.federation.data_dir)
-    conditions: dict[str, Shift | None] = {"clean": None}
-    conditions |= {name: Shift(name, NEW_CLIENT_SEVERITY) for name in CORRUPTIONS}
-    accuracies: dict[str, dict[str, float]] = {}
-    outcomes = {}
-    for condition, shift in conditions.items():
-        observer.say(f"{method.title}: new clients, {condition.replace('_', ' ')}")
-        outcomes[condition] = list(
-            engine.evaluate(
-                method, state, newcomers, config.schedule.rounds, writer.states, shift, frost
+    def _refuse_many_failures(self) -> None:
+        tally, limit = self.tally, self.schedule.max_failures
+        if tally.failed >= MIN_FAILURES and tally.failed > limit * tally.asked:
+            hint = "; a smaller --lr usually helps" if "finite" in self.last_failure else ""
+            raise DivergedRunError(
+                f"Too many clients fail: {tally.failed} of {tally.asked} were left out, the last "
+                f"because of {self.last_failure}{hint}."
             )
+
+    def _evaluate(self, round_number: int, losses: "Losses", steps: int) -> Accuracy:
+        """Personalise and test everybody; return the accuracy over those who could be tested."""
+        evaluations = []
+        for outcome in self.engine.evaluate(
+            self.method, self.state, self.everybody, round_number, self.writer.states
+        ):
+            self.tally.asked += 1
+            self.observer.progressed(1 / steps)
+            if outcome.failure is None:
+                evaluations.append(outcome)
+            else:
+                self._report(outcome, round_number, "evaluate", outcome.failure)
+        if not evaluations:
+            raise RunStoppedError(f"No client could be evaluated ({self.last_failure}).")
+        self._refuse_many_failures()
+        accuracy = Accuracy.of([e.correct for e in evaluations], [e.tested for e in evaluations])
+        tested = sum(e.tested for e in evaluations)
+        self.final = {
+            **accuracy.as_dict(),
+            "test_loss": sum(e.loss for e in evaluations) / tested,
+            "train_loss": losses.mean,
+        }
+        if len(evaluations) < len(self.everybody):
+            self.final["evaluated_clients"] = len(evaluations)
+        self.writer.write_clients(self.engine.federation, evaluations)
+        return accuracy
+
+    def _reach(self, round_number: int) -> None:
+        """Remember that a round is complete, and save it if it is time."""
+        self.writer.unsaved.update(self.trained)
+        self.writer.states.prune(self.trained, round_number)
+        self.tally.rounds = round_number
+        self.tally.seconds["total"] = self._seconds()
+        self.reached = Checkpoint(
+            round_number,
+            self.state,
+            self.writer.log_sizes(),
+            copy.deepcopy(vars(self.tally)),
+            self.final,
         )
-        accuracy = Accuracy.of(
-            [o.correct for o in outcomes[condition]], [o.tested for o in outcomes[condition]]
-        )
-        accuracies[condition] = accuracy.as_dict()
-    writer.write_new_clients(outcomes)
-    return accuracies
+        every = self.schedule.checkpoint_every
+        due = time.perf_counter() - self.last_save > CHECKPOINT_SECONDS
+        if (round_number % every == 0 if every else due) or round_number == self.schedule.rounds:
+            self._save()
+
+    def _save(self) -> None:
+        self.writer.write_checkpoint(self.reached)
+        self.saved = self.reached
+        self.last_save = time.perf_counter()
+
+    def _stop(self, reason: str) -> None:
+        """Save what is complete; if even that fails, the checkpoint before is still there."""
+        try:
+            if self.saved is not self.reached:
+                self._save()
+            tally = Tally.of(self.reached, self.writer.folder)
+            summary = _summary("stopped", tally, self.reached.final)
+            self.writer.write_summary({**summary, "reason": reason})
+        except (PfedfdaError, OSError, SafetensorError):
+            pass
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.perf_counter() - self.start
+
+    def _evaluate_newcomers(self) -> None:
+        """Evaluate clients that never took part: on their own images, and under each corruption."""
+        newcomers = range(len(self.everybody), len(self.engine.federation))
+        if not newcomers:
+            return
+        start = time.perf_counter()
+        frost = frost_photos(self.config.federation.data_dir)
+        conditions: dict[str, Shift | None] = {"clean": None}
+        conditions |= {name: Shift(name, NEW_CLIENT_SEVERITY) for name in CORRUPTIONS}
+        accuracies: dict[str, dict[str, float]] = {}
+        outcomes: dict[str, list[Outcome]] = {}
+        last = self.schedule.rounds
+        for condition, shift in conditions.items():
+            self.observer.say(f"{self.method.title}: new clients, {condition.replace('_', ' ')}")
+            outcomes[condition] = []
+            for outcome in self.engine.evaluate(
+                self.method, self.state, newcomers, last, self.writer.states, shift, frost
+            ):
+                if outcome.failure is None:
+                    outcomes[condition].append(outcome)
+                else:
+                    self._report(outcome, last, f"evaluate ({condition})", outcome.failure)
+            if not outcomes[condition]:
+                raise RunStoppedError(f"No new client could be evaluated ({self.last_failure}).")
+            accuracy = Accuracy.of(
+                [o.correct for o in outcomes[condition]], [o.tested for o in outcomes[condition]]
+            )
+            accuracies[condition] = accuracy.as_dict()
+        self.writer.write_new_clients(outcomes)
+        self.final["new_clients"] = accuracies
+        self.tally.seconds["evaluate"] += time.perf_counter() - start
 
 
 @dataclass
@@ -236,30 +413,18 @@ class Losses:
         return self.total / self.weight if self.weight else 0.0
 
 
-def _updates(
-    outcomes: Iterable[Outcome], tally: Tally, losses: Losses, observer: Observer, steps: int
-) -> Iterator[Update]:
-    """Yield the updates of a round while counting what they cost."""
-    for outcome in outcomes:
-        assert outcome.update is not None
-        tally.add(outcome)
-        losses.add(outcome.metrics.get("train_loss"), outcome.update.weight)
-        observer.progressed(1 / steps)
-        yield outcome.update
-
-
 def _refuse_divergence(state: Tensors, train_loss: float, round_number: int) -> None:
     """Stop a run whose numbers have become infinite or undefined; more rounds cannot mend it."""
     broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
     if broken or not math.isfinite(train_loss):
         what = f"tensor {broken[0]}" if broken else "training loss"
-        raise RunStoppedError(
+        raise DivergedRunError(
             f"Training diverged: the {what} is not finite after round {round_number}; a smaller "
             f"--lr usually helps."
         )
 
 
-def _summary(status: str, tally: Tally, final: dict[str, Any]) -> dict[str, Any]:
+def _summary(status: str, tally: Tally, final: Mapping[str, Any]) -> dict[str, Any]:
     rounds = max(tally.rounds, 1)
     return {
         "status": status,
@@ -269,5 +434,6 @@ def _summary(status: str, tally: Tally, final: dict[str, Any]) -> dict[str, Any]
         "bytes_up": tally.bytes_up,
         "bytes_down_per_round": tally.bytes_down / rounds,
         "bytes_up_per_round": tally.bytes_up / rounds,
+        "failures": tally.failed,
         "seconds": tally.seconds,
     }

@@ -26,9 +26,9 @@ from pfedfda.gaussian.estimate import (
     merge_moments,
     statistics_from_moments,
 )
-from pfedfda.gaussian.folds import assign_folds, count_samples
+from pfedfda.gaussian.folds import deal, labels_of_samples
 from pfedfda.gaussian.interpolation import interpolate
-from pfedfda.gaussian.nearest_pd import _repair
+from pfedfda.gaussian.nearest_pd import EIGENVALUE_FLOOR, _repair
 from pfedfda.gaussian.problem import (
     MULTIPLE,
     SINGLE,
@@ -107,6 +107,7 @@ class _Samples:
     labels: Tensor
     sample_ids: Tensor | None
     target: GaussianStatistics | None
+    whitening: Tensor | None
     priors: Tensor
 
 
@@ -246,7 +247,7 @@ def _checked_samples(
     """Check all input once, and repair the global covariance if need be."""
     matrix = checked_features(features)
     rows, dimension = matrix.shape
-    target = None
+    target, whitening = None, None
     if global_statistics is None:
         num_classes = max(int(labels.max()) + 1, 1) if labels.numel() else 1
     else:
@@ -258,7 +259,8 @@ def _checked_samples(
                 f"({dimension}, {dimension}) is needed for features of dimension {dimension}."
             )
         means = checked_means(global_statistics.means, num_classes, dimension, "global means")
-        target = GaussianStatistics(means, _repair(covariance))
+        covariance, whitening = _whitened(covariance)
+        target = GaussianStatistics(means, covariance)
     classes = checked_labels(labels, rows, num_classes)
     counts = torch.bincount(classes, minlength=num_classes)
     if priors is None:
@@ -279,7 +281,7 @@ def _checked_samples(
                 f"{rows} rows of features is needed."
             )
         ids = sample_ids.detach().cpu()
-    return _Samples(matrix, classes, ids, target, weights)
+    return _Samples(matrix, classes, ids, target, whitening, weights)
 
 
 def _search(
@@ -306,20 +308,20 @@ def _search(
         raise ValueError(f"n_folds is {n_folds}, but at least 2 folds are needed.")
     ids = samples.sample_ids if grouped else None
     num_classes = len(samples.priors)
-    too_few = count_samples(samples.labels, ids) < 2 * n_folds
-    if betas == "none" or too_few:
+    sample_labels, sample_of_row = labels_of_samples(samples.labels, ids)
+    if betas == "none" or len(sample_labels) < 2 * n_folds:
         beta = 1.0 if betas == "none" else 0.0
         with timer("statistics"):
             moments = class_moments(samples.features, samples.labels, num_classes)
         return Betas(beta, beta), moments
 
-    folds = assign_folds(samples.labels, n_folds, sample_ids=ids, generator=generator)
+    folds = deal(sample_labels, n_folds, generator)[sample_of_row]
     order = torch.argsort(folds, stable=True)
     sizes: list[int] = torch.bincount(folds, minlength=n_folds).tolist()
     # Posteriors do not change when features and means move together. About one of the samples
     # all numbers are small and keep their digits.
     origin = samples.features[0]
-    fold_features = torch.split(samples.features[order].sub_(origin), sizes)
+    fold_features = torch.split(samples.features.index_select(0, order).sub_(origin), sizes)
     fold_labels = torch.split(samples.labels[order], sizes)
     with timer("statistics"):
         parts = [
@@ -331,13 +333,16 @@ def _search(
         target = samples.target
         if target is not None:
             target = GaussianStatistics(target.means - origin, target.covariance)
-        problem = _problem(target, samples.priors, fold_features, fold_labels, parts, ridge)
+        problem = _problem(
+            target, samples.whitening, samples.priors, fold_features, fold_labels, parts, ridge
+        )
         found = _solve(problem, SINGLE if betas == "single" else MULTIPLE, solver)
     return Betas(*found), merged
 
 
 def _problem(
     shared_target: GaussianStatistics | None,
+    whitening: Tensor | None,
     priors: Tensor,
     fold_features: tuple[Tensor, ...],
     fold_labels: tuple[Tensor, ...],
@@ -347,7 +352,6 @@ def _problem(
     """Set up the validation problem: each fold against the estimates from all others."""
     possible = priors > 0
     position = torch.cumsum(possible, 0) - 1
-    whitening = None if shared_target is None else _whitening(shared_target.covariance)
     folds = []
     for k, (features, labels) in enumerate(zip(fold_features, fold_labels, strict=True)):
         training = merge_moments(parts[:k] + parts[k + 1 :])
@@ -358,7 +362,7 @@ def _problem(
                 local_covariance=local.covariance,
                 target_means=target.means[possible],
                 target_covariance=target.covariance,
-                whitening=_whitening(target.covariance) if whitening is None else whitening,
+                whitening=_whitened(target.covariance)[1] if whitening is None else whitening,
                 features=features,
                 labels=position[labels],
             )
@@ -380,12 +384,22 @@ def _solve(problem: BetaProblem, directions: Directions, solver: Solver) -> Mini
     return minimize_reference(problem, directions)
 
 
-def _whitening(covariance: Tensor) -> Tensor:
-    """Return the inverse of the lower Cholesky factor."""
-    factor = torch.linalg.cholesky(covariance)
+def _whitened(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a covariance, repaired if need be, and the inverse of its lower Cholesky factor."""
+    factor, info = torch.linalg.cholesky_ex(covariance)
+    whitening = _inverse_of_lower(factor)
+    # The trace of the inverse of the correlation matrix, which no eigenvalue of it exceeds.
+    trace = torch.dot(whitening.square().sum(0), covariance.diagonal()).item()
+    if int(info) == 0 and trace * EIGENVALUE_FLOOR <= 1:
+        return covariance, whitening
+    repaired = _repair(covariance)
+    return repaired, _inverse_of_lower(torch.linalg.cholesky(repaired))
+
+
+def _inverse_of_lower(factor: Tensor) -> Tensor:
     identity = torch.eye(len(factor), dtype=factor.dtype)
-    whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-    return whitening
+    inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return inverse
 
 
 def _local_and_target(

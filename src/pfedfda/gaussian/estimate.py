@@ -68,7 +68,8 @@ def _class_moments(features: Tensor, labels: Tensor, num_classes: int) -> ClassM
     counts = torch.bincount(labels, minlength=num_classes)
     sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, labels, features)
     means = sums / counts.clamp(min=1)[:, None]
-    centered = means[labels].sub_(features)  # the sign does not matter to the scatter
+    # The sign does not matter to the scatter.
+    centered = means.index_select(0, labels).sub_(features)
     return ClassMoments(counts, means, centered.T @ centered)
 
 
@@ -91,17 +92,16 @@ def merge_moments(parts: Sequence[ClassMoments]) -> ClassMoments:
     """
     if not parts:
         raise ValueError("parts holds 0 sets of moments, but at least 1 is needed.")
-    if len(parts) == 1:
-        return parts[0]
-    part_counts = torch.stack([part.counts for part in parts]).to(torch.float64)
-    part_means = torch.stack([part.means for part in parts])
-    counts = part_counts.sum(0)
-    shares = part_counts / counts.clamp(min=1)
-    means = (shares[:, :, None] * part_means).sum(0)
-    between = part_counts.sqrt()[:, :, None] * (part_means - means)
-    between = between.flatten(0, 1)
-    scatter = torch.stack([part.scatter for part in parts]).sum(0) + between.T @ between
-    return ClassMoments(counts.to(torch.int64), means, scatter)
+    merged = parts[0]
+    for part in parts[1:]:
+        counts = merged.counts + part.counts
+        share = part.counts / counts.clamp(min=1).to(torch.float64)
+        difference = part.means - merged.means
+        between = (merged.counts * share).sqrt()[:, None] * difference
+        means = torch.addcmul(merged.means, share[:, None], difference)
+        scatter = torch.addmm(merged.scatter + part.scatter, between.T, between)
+        merged = ClassMoments(counts, means, scatter)
+    return merged
 
 
 def statistics_from_moments(

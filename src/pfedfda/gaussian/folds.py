@@ -35,10 +35,12 @@ def assign_folds(
     """
     if n_folds < 2:
         raise ValueError(f"n_folds is {n_folds}, but at least 2 folds are needed.")
-    if sample_ids is None:
-        sample_labels, sample_of_row = labels, None
-    else:
-        sample_labels, sample_of_row = _labels_of_samples(labels, sample_ids)
+    sample_labels, sample_of_row = labels_of_samples(labels, sample_ids)
+    return deal(sample_labels, n_folds, generator)[sample_of_row]
+
+
+def deal(sample_labels: Tensor, n_folds: int, generator: torch.Generator | None) -> Tensor:
+    """Assign each sample to a fold, by its label."""
     count = sample_labels.shape[0]
     if generator is None:
         order = torch.argsort(sample_labels, stable=True)
@@ -49,16 +51,13 @@ def assign_folds(
     # keeps the folds of equal size.
     folds = torch.empty(count, dtype=torch.int64)
     folds[order] = torch.arange(count) % n_folds
-    return folds if sample_of_row is None else folds[sample_of_row]
+    return folds
 
 
-def count_samples(labels: Tensor, sample_ids: Tensor | None) -> int:
-    """Return how many different samples the rows hold."""
-    return labels.shape[0] if sample_ids is None else int(torch.unique(sample_ids).shape[0])
-
-
-def _labels_of_samples(labels: Tensor, sample_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the label of each sample and the sample of each row."""
+def labels_of_samples(labels: Tensor, sample_ids: Tensor | None) -> tuple[Tensor, Tensor | slice]:
+    """Return the label of each sample and the sample of each row, as an index."""
+    if sample_ids is None:
+        return labels, slice(None)
     if sample_ids.shape != labels.shape:
         raise ValueError(
             f"sample_ids has shape {tuple(sample_ids.shape)}, but one id for each of the "

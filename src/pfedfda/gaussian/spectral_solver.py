@@ -15,6 +15,7 @@ finds the bottom of each that could hold the lowest.
 """
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor
 from pfedfda.gaussian.problem import SINGLE, BetaProblem, Directions, Minimum
 
 Vector = npt.NDArray[np.float64]
+Point = tuple[float, float]  # a position on `_Scale`, and the loss there
 
 # Distance of the grid points on the scale of `_Scale`. The loss varies on a scale of about 1.
 _SPACING_SINGLE = 0.9
@@ -35,9 +37,12 @@ _LEAST_MARGIN = 1e-9
 # Logits held at a time while the grid is evaluated: they should stay in the cache.
 _CHUNK = 1 << 19
 _MAX_CANDIDATES = 4
+# How often the loss is looked at once more to refine a start, and how far from points known before.
+_MAX_PROBES = 2
+_PROBE_DISTANCE = 0.15
 _MAX_NEWTON_STEPS = 60
 # Newton's last step, in log-odds; the error left after it is at most about the square of this.
-_LAST_STEP = 2e-2
+_LAST_STEP = 1.5e-2
 # Losses that differ by less, in nats a row, count as equal: on the grid, whose precision is single,
 # and after Newton's method.
 _GRID_TIE = 2e-7
@@ -83,31 +88,36 @@ class SpectralLoss:
 
     def __init__(self, problem: BetaProblem):
         folds = problem.folds
-        whitening = torch.stack([fold.whitening for fold in folds])
-        covariances = torch.stack([fold.local_covariance for fold in folds])
-        whitened = whitening @ covariances @ whitening.mT
-        eigenvalues, rotations = torch.linalg.eigh((whitened + whitened.mT) / 2)
-        bases = whitening.mT @ rotations
+        # Only the lower triangle is read: no need to make the products exactly symmetric.
+        whitened = [fold.whitening @ fold.local_covariance @ fold.whitening.T for fold in folds]
+        eigenvalues, rotations = torch.linalg.eigh(torch.stack(whitened))
         # The local covariances are positive definite; rounding must not say otherwise.
         self._excess = eigenvalues.clamp_(min=torch.finfo(torch.float64).eps) - 1
-        self._target_means = torch.stack([fold.target_means for fold in folds]) @ bases
-        local_means = torch.stack([fold.local_means for fold in folds]) @ bases
-        self._differences = local_means - self._target_means
         self._log_priors = problem.log_priors
 
         classes, dimension = folds[0].local_means.shape
-        sizes = [fold.features.shape[0] for fold in folds]
-        self._features = bases.new_empty(len(folds), max(sizes), dimension + 1)
-        self._class_sums = bases.new_zeros(len(folds), classes, dimension + 1)
-        wider_bases = torch.nn.functional.pad(bases, (0, 1))
+        sizes = [len(fold.features) for fold in folds]
+        self._rows = sum(sizes)
+        self._loss_of_filling = (len(sizes) * max(sizes) - self._rows) * math.log(classes)
+        self._features = rotations.new_empty(len(folds), max(sizes), dimension + 1)
+        self._class_sums = rotations.new_zeros(len(folds), classes, dimension + 1)
+        self._target_means = rotations.new_empty(len(folds), classes, dimension)
+        self._differences = torch.empty_like(self._target_means)
         for k, fold in enumerate(folds):
+            basis = fold.whitening.T @ rotations[k]
             rows = self._features[k, : sizes[k]]
-            torch.mm(fold.features, wider_bases[k], out=rows)
+            torch.mm(fold.features, basis, out=rows[:, :-1])
             rows[:, -1] = 1.0
             self._features[k, sizes[k] :] = 0.0
             self._class_sums[k].index_add_(0, fold.labels, rows)
-        self._rows = sum(sizes)
-        self._loss_of_filling = (len(sizes) * max(sizes) - self._rows) * math.log(classes)
+            torch.mm(fold.target_means, basis, out=self._target_means[k])
+            torch.mm(fold.local_means - fold.target_means, basis, out=self._differences[k])
+        sums = self._class_sums[:, :, :-1]
+        self._sums_of_targets = (sums * self._target_means).sum(1, keepdim=True)
+        self._sums_of_differences = (sums * self._differences).sum(1, keepdim=True)
+        self._double = (self._features, self._target_means, self._differences)
+        features, target_means, differences = (tensor.float() for tensor in self._double)
+        self._single = (features, target_means, differences)
         self.evaluations = 0
 
     def scale(self) -> _Scale:
@@ -118,43 +128,50 @@ class SpectralLoss:
 
     def values(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
         """Return the loss at G pairs of β, in single precision: good to find basins."""
-        total = self._values(self._features.float(), beta_means, beta_covariance)
-        overflown = ~torch.isfinite(total)
-        if bool(overflown.any()):
+        total = self._values(*self._single, beta_means, beta_covariance)
+        if not math.isfinite(total.sum().item()):
+            overflown = ~torch.isfinite(total)
             total[overflown] = self._values(
-                self._features, beta_means[overflown], beta_covariance[overflown]
+                *self._double, beta_means[overflown], beta_covariance[overflown]
             ).nan_to_num(nan=math.inf)
         self.evaluations += len(total)
         return total
 
-    def _values(self, features: Tensor, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
-        """Return the loss at G pairs of β, with the precision that `features` has."""
-        folds, rows, _ = features.shape
+    def _values(
+        self,
+        features: Tensor,
+        target_means: Tensor,
+        differences: Tensor,
+        beta_means: Tensor,
+        beta_covariance: Tensor,
+    ) -> Tensor:
+        """Return the loss at G pairs of β, with the precision that features and means have."""
+        folds, rows, columns = features.shape
         classes = len(self._log_priors)
         losses = []
         chunk = max(1, _CHUNK // (folds * rows * classes))
         for start in range(0, len(beta_means), chunk):
-            weights = self._weights(
-                beta_means[start : start + chunk], beta_covariance[start : start + chunk]
+            of_means, of_covariance = (
+                beta[start : start + chunk, None] for beta in (beta_means, beta_covariance)
             )
+            precisions = 1 / (1 + of_covariance * self._excess[:, None])
+            means = of_means[:, :, None].to(features) * differences[:, None]
+            means += target_means[:, None]
+            weights = features.new_empty(*means.shape[:-1], columns)
+            torch.mul(precisions[:, :, None].to(features), means, out=weights[..., :-1])
+            bias = self._log_priors - 0.5 * torch.linalg.vecdot(weights[..., :-1], means)
+            weights[..., -1] = bias
             # Rows come last: sums over few classes are quick along many rows.
-            logits = weights.to(features.dtype).flatten(1, 2) @ features.mT
+            logits = weights.flatten(1, 2) @ features.mT
             logits = logits.view(folds, -1, classes, rows)
-            highest = logits.amax(2, keepdim=True)
-            logits.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
-            normalizers = logits.sum(2).log_().add_(highest.squeeze(2))
-            of_labels = (weights * self._class_sums[:, None]).sum((0, 2, 3))
+            highest = logits.amax(2)
+            logits.sub_(highest[:, :, None]).clamp_(min=_LOWEST_LOG).exp_()
+            normalizers = logits.sum(2).log_().add_(highest)
+            # The logits of the true classes, which are linear in the weights, need no product.
+            products = precisions * (self._sums_of_targets + of_means * self._sums_of_differences)
+            of_labels = products.sum((0, 2)) + (bias @ self._class_sums[:, :, -1:]).sum((0, 2))
             losses.append(normalizers.sum((0, 2), dtype=torch.float64) - of_labels)
         return (torch.cat(losses) - self._loss_of_filling) / self._rows
-
-    def _weights(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
-        """Return weights with bias at G pairs of β, shape (k, G, P, d + 1)."""
-        precisions = 1 / (1 + beta_covariance[:, None] * self._excess[:, None])
-        differences = self._differences[:, None]
-        means = self._target_means[:, None] + beta_means[:, None, None] * differences
-        weights = precisions[:, :, None] * means
-        bias = self._log_priors - 0.5 * torch.linalg.vecdot(weights, means)
-        return torch.cat([weights, bias[..., None]], dim=3)
 
     def derivatives(
         self, beta_means: float, beta_covariance: float, directions: Directions
@@ -176,63 +193,53 @@ class SpectralLoss:
 
         Notes
         -----
-        With logits s, posteriors P and weights W, bias included, the loss is the sum of
-        log Σ_c exp s_c - s_y. Its derivative along u is ⟨W_u, R⟩ with R = PᵀZ - YᵀZ, and its
-        second derivative along u and v is Σ Cov_P(s_u, s_v) + ⟨W_uv, R⟩. Both W_u and W_uv are
-        made of D(β) or one of its derivatives times means or mean differences.
+        With logits s, posteriors P and weights W, bias b included, the loss is the sum of
+        log Σ_c exp s_c - s_y. Its derivative along i is ⟨W_i, R⟩ with R = PᵀZ - YᵀZ, and its
+        second derivative along i and j is Σ Cov_P(s_i, s_j) + ⟨W_ij, R⟩.
+
+        Let M be the means, Δ their derivative by their β, and E = Λ - I, so that W = DM and
+        D' = -DED. Along (u, v) the weights then change by W_i = D A_i with A_i = uΔ - vEW, and the
+        bias, which is -½⟨M, W⟩ up to a constant, by -½⟨A_i + uΔ, W⟩; a second time, along j, by
+        W_ij = -DE(v_i W_j + v_j W_i) and b_ij = -⟨A_i, W_j⟩.
         """
         self.evaluations += 1
-        precision = 1 / (1 + beta_covariance * self._excess)
-        shrink = -self._excess * precision
-        slope = shrink * precision
-        precisions = torch.stack([precision, slope, 2 * shrink * slope], dim=2)
-        differences = self._differences
+        features, differences = self._features, self._differences
+        excess = self._excess[:, None]
+        precision = 1 / (1 + beta_covariance * excess)
         means = self._target_means + beta_means * differences
-        # Bias terms, each with D, D' and D'' in its last dimension.
-        of_squares = -0.5 * (means.square() @ precisions)
-        of_crosses = -((means * differences) @ precisions)
-        of_differences = -(differences.square() @ precisions[:, :, :1])
-
-        bias = self._log_priors + of_squares[:, :, 0]
-        weights = torch.cat([precision[:, None] * means, bias[:, :, None]], dim=2)
+        weights = precision * means
+        bias = self._log_priors - 0.5 * torch.linalg.vecdot(means, weights)
+        stretched = excess * weights
+        sources = [u * differences - v * stretched for u, v in directions]
+        changes = [precision * source for source in sources]
+        layers = [torch.cat([weights, bias[:, :, None]], dim=2)]
+        for (u, _), source, change in zip(directions, sources, changes, strict=True):
+            bias = -0.5 * torch.linalg.vecdot(source + u * differences, weights)
+            layers.append(torch.cat([change, bias[:, :, None]], dim=2))
         # Rows come last: sums over few classes are quick along many rows.
-        posteriors = weights @ self._features.mT
+        posteriors, *slopes = (layer @ features.mT for layer in layers)
         highest = posteriors.amax(1, keepdim=True)
         posteriors.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
         totals = posteriors.sum(1, keepdim=True)
         posteriors.div_(totals)
-        loss = (totals.log_().add_(highest).sum() - _inner(weights, self._class_sums)).item()
+        loss = totals.log_().add_(highest).sum() - _inner(layers[0], self._class_sums)
 
-        residual = posteriors @ self._features - self._class_sums
-        of_weights, of_bias = residual[:, :, :-1], residual[:, :, -1:]
-        by_means = ((means * of_weights).sum(1)[:, None] @ precisions).sum((0, 1))
-        by_differences = ((differences * of_weights).sum(1)[:, None] @ precisions).sum((0, 1))
-        by_means += (of_squares * of_bias).sum((0, 1))
-        by_differences += (of_crosses * of_bias).sum((0, 1))
-        _, along_covariance, twice_covariance = by_means.tolist()
-        along_means, mixed, _ = by_differences.tolist()
-        twice_means = _inner(of_differences, of_bias).item()
-
-        count = len(directions)
-        gradient, hessian = np.empty(count), np.empty((count, count))
-        slopes, weighted, expected = [], [], []
-        for i, (u, v) in enumerate(directions):
-            gradient[i] = u * along_means + v * along_covariance
-            change = u * precision[:, None] * differences + v * slope[:, None] * means
-            bias_change = u * of_crosses[:, :, :1] + v * of_squares[:, :, 1:2]
-            slopes.append(torch.cat([change, bias_change], dim=2) @ self._features.mT)
-            weighted.append(posteriors * slopes[i])
-            expected.append(weighted[i].sum(1))
-            for j, (other_u, other_v) in enumerate(directions[: i + 1]):
+        residual = posteriors @ features - self._class_sums
+        of_bias = residual[:, :, -1:]
+        of_weights = precision * excess * residual[:, :, :-1]
+        gradient = [_inner(layer, residual).item() for layer in layers[1:]]
+        pulls = [_inner(change, of_weights) for change in changes]
+        weighted = [posteriors * slope for slope in slopes]
+        expected = [product.sum(1) for product in weighted]
+        hessian = np.empty((len(directions), len(directions)))
+        for i, (_, v) in enumerate(directions):
+            by_bias = sources[i] * of_bias
+            for j, (_, other_v) in enumerate(directions[: i + 1]):
                 covariance = _inner(weighted[i], slopes[j]) - _inner(expected[i], expected[j])
-                hessian[i, j] = hessian[j, i] = (
-                    covariance.item()
-                    + u * other_u * twice_means
-                    + (u * other_v + v * other_u) * mixed
-                    + v * other_v * twice_covariance
-                )
-        loss = (loss - self._loss_of_filling) / self._rows
-        return loss, gradient / self._rows, hessian / self._rows
+                bend = v * pulls[j] + other_v * pulls[i] + _inner(by_bias, changes[j])
+                hessian[i, j] = hessian[j, i] = (covariance - bend).item()
+        value = (loss.item() - self._loss_of_filling) / self._rows
+        return value, np.array(gradient) / self._rows, hessian / self._rows
 
 
 def _inner(first: Tensor, second: Tensor) -> Tensor:
@@ -243,66 +250,114 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 def _starts_on_line(loss: SpectralLoss) -> list[list[float]]:
     """Return a start for each basin of a single β that may hold the lowest point, best first."""
     scale = loss.scale()
-    positions, betas = scale.grid(_SPACING_SINGLE)
-    losses = _screen(loss, torch.tensor(betas, dtype=torch.float64)).tolist()
-    last = len(betas) - 1
-    lowest = min(losses)
+    points = _screen(loss, scale)
+    values = [value for _, value in points]
+    last = len(points) - 1
+    lowest = min(values)
     found = []
-    for i, value in enumerate(losses):
-        if i and max(value, losses[i - 1]) <= lowest + _GRID_TIE:
+    for i, value in enumerate(values):
+        if i and max(value, values[i - 1]) <= lowest + _GRID_TIE:
             continue  # a plateau is visited at its smallest β only
-        before, after = losses[max(i - 1, 0)], losses[min(i + 1, last)]
+        before, after = values[max(i - 1, 0)], values[min(i + 1, last)]
         if not (value <= min(before, after) + _GRID_TIE and math.isfinite(value)):
             continue
         # Between grid points a parabola sinks by an eighth of its rise at most; four times
         # that, and a basin is still worth a visit.
         if value - 0.5 * max(before - value, after - value) > lowest + _GRID_TIE:
             continue
-        start = betas[i]
-        if 0 < i < last:
-            start = scale.beta(_bottom_near(positions, losses, i))
-        found.append((value, start))
-    return [[start] for _, start in sorted(found)[:_MAX_CANDIDATES]]
+        found.append((value, i))
+    starts = []
+    for _, i in sorted(found)[:_MAX_CANDIDATES]:
+        inside = 0 < i < last
+        position = _bottom_near(loss, scale, points, i) if inside else points[i][0]
+        starts.append([scale.beta(position) if inside else float(i == last)])
+    return starts
 
 
-def _screen(loss: SpectralLoss, grid: Tensor) -> Tensor:
-    """Return the loss on a grid of single β, evaluated only where the lowest may be.
+def _screen(loss: SpectralLoss, scale: _Scale) -> list[Point]:
+    """Evaluate the loss of a single β on a grid, but only where the lowest may be.
 
     Every other point comes first. One between them is evaluated only if the lower of its neighbours
-    is not far above the lowest of all; otherwise it gets the mean of the two.
+    is not far above the lowest of all.
     """
-    losses = torch.empty_like(grid)
-    losses[::2] = loss.values(grid[::2], grid[::2])
-    before, after = losses[:-1:2], losses[2::2]
-    losses[1::2] = (before + after) / 2
-    bound = torch.minimum(before, after) - 0.25 * (before - after).abs()
-    promising = 1 + 2 * torch.nonzero(~(bound > losses[::2].min())).flatten()
-    losses[promising] = loss.values(grid[promising], grid[promising])
-    return losses
+    positions, betas = scale.grid(_SPACING_SINGLE)
+    coarse = _values_on_line(loss, betas[::2])
+    lowest = min(coarse)
+    promising = [
+        2 * i + 1
+        for i, (before, after) in enumerate(pairwise(coarse))
+        if not min(before, after) - 0.25 * abs(before - after) > lowest
+    ]
+    fine = _values_on_line(loss, [betas[i] for i in promising])
+    points = zip([*positions[::2], *positions[promising]], [*coarse, *fine], strict=True)
+    return sorted(points)
 
 
-def _bottom_near(positions: Vector, losses: list[float], i: int) -> float:
-    """Return the lowest point near a grid point, by the cubic through four points about it.
+def _values_on_line(loss: SpectralLoss, betas: list[float]) -> list[float]:
+    """Return the loss at several single β."""
+    both = torch.tensor(betas, dtype=torch.float64)
+    values: list[float] = loss.values(both, both).tolist()
+    return values
 
-    The fourth is the lower of the next two, because far from its bottom the loss may soar.
+
+def _bottom_near(loss: SpectralLoss, scale: _Scale, points: list[Point], best: int) -> float:
+    """Return the lowest position near the best of some points, by polynomials through them.
+
+    Looking at the loss once or twice more, where a polynomial has its bottom, costs less than the
+    step of Newton's method that it saves.
     """
-    first = i - 1
-    if first + 3 >= len(losses) or (first > 0 and losses[first - 1] < losses[first + 3]):
-        first -= 1
-    spacing = positions[1] - positions[0]
-    offsets = np.arange(first, first + 4) - i
-    if not np.isfinite(losses[first : first + 4]).all():
-        return float(positions[i])
-    powers = np.vander(offsets, increasing=True)
-    _, b, c, d = np.linalg.solve(powers, losses[first : first + 4]).tolist()
+    bottom = _bottom_of_polynomial(points, best)
+    (before, _), (after, _) = points[best - 1], points[best + 1]
+    for _ in range(_MAX_PROBES):
+        # A probe too close to a known point would say nothing new.
+        known = [position for position, _ in points]
+        nearest = min(known, key=lambda position: abs(position - bottom))
+        probe = bottom
+        if abs(bottom - nearest) < _PROBE_DISTANCE:
+            probe = nearest + math.copysign(_PROBE_DISTANCE, bottom - nearest)
+        crowded = min(abs(probe - position) for position in known) < 0.5 * _PROBE_DISTANCE
+        if crowded or not before < probe < after:
+            break
+        points = sorted([*points, (probe, _values_on_line(loss, [scale.beta(probe)])[0])])
+        inside = [i for i, (position, _) in enumerate(points) if before < position < after]
+        expected = bottom
+        bottom = _bottom_of_polynomial(points, min(inside, key=lambda i: points[i][1]))
+        if abs(bottom - expected) < _PROBE_DISTANCE:
+            break
+    return bottom
+
+
+def _bottom_of_polynomial(points: list[Point], best: int) -> float:
+    """Return the bottom, between the neighbours of the best point, of a polynomial through five.
+
+    Beside these three it meets the lower of the next on both sides, twice, because far from its
+    bottom the loss may soar.
+    """
+    first, last = best - 1, best + 1
+    while last - first < min(4, len(points) - 1):
+        at_end = last == len(points) - 1
+        if at_end or (first > 0 and points[first - 1][1] < points[last + 1][1]):
+            first -= 1
+        else:
+            last += 1
+    position, lowest = points[best]
+    offsets, rises = (np.array(points[first : last + 1]) - (position, lowest)).T
+    if not np.isfinite(rises).all():
+        return position
+    coefficients = np.linalg.solve(offsets[:, None] ** np.arange(len(offsets)), rises).tolist()
+    terms = list(enumerate(coefficients))
+    before, after = points[best - 1][0] - position, points[best + 1][0] - position
     offset = 0.0
     for _ in range(8):
-        slope = b + offset * (2 * c + offset * 3 * d)
-        bend = 2 * c + offset * 6 * d
+        slope = sum(n * c * offset ** (n - 1) for n, c in terms[1:])
+        bend = sum(n * (n - 1) * c * offset ** (n - 2) for n, c in terms[2:])
         if not bend > 0:
-            return float(positions[i])
-        offset = min(max(offset - slope / bend, -1.0), 1.0)
-    return float(positions[i] + offset * spacing)
+            return position
+        step = -slope / bend
+        offset = min(max(offset + step, before), after)
+        if abs(step) < 1e-3:
+            break
+    return position + offset
 
 
 def _starts_in_plane(loss: SpectralLoss) -> list[list[float]]:

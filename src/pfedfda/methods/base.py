@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, unknown
 from pfedfda.models import Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
@@ -38,6 +38,9 @@ class TrainingConfig:
         Momentum of SGD; the velocity starts at zero in every round.
     weight_decay
         L2 penalty on the trained parameters.
+    precision
+        What convolutions compute in: float32, or bfloat16, which is quicker on many accelerators.
+        Weights, linear layers and features are float32 in any case.
     """
 
     epochs: int = 5
@@ -45,6 +48,7 @@ class TrainingConfig:
     lr: float = 0.01
     momentum: float = 0.5
     weight_decay: float = 5e-4
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -57,6 +61,8 @@ class TrainingConfig:
             raise InputError(f"The momentum is {self.momentum}; it must lie in [0, 1).")
         if not 0 <= self.weight_decay < float("inf"):
             raise InputError(f"The weight decay is {self.weight_decay}; it must be 0 or more.")
+        if self.precision not in ("float32", "bfloat16"):
+            raise unknown("precision", self.precision, ["float32", "bfloat16"])
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,9 @@ class Task:
 
     def build_model(self) -> Model:
         """Return a new model with the initial weights, which are the same for every method."""
-        return build_model(self.model, self.image_shape, self.num_classes, self.seed)
+        model = build_model(self.model, self.image_shape, self.num_classes, self.seed)
+        model.body.precision = getattr(torch, self.training.precision)
+        return model
 
     def initial_tensors(self) -> Tensors:
         """Return the initial weights by name; anybody can compute them, so they need no sending."""
@@ -236,6 +244,14 @@ class Method(ABC):
     @abstractmethod
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Return the model that the client uses; nothing that training sees may change."""
+
+    def expects(self, state: Tensors) -> Tensors:
+        """Return tensors of the names, shapes and types that a proper update to this state has.
+
+        An update that is different is left out of the round. As a rule they are those tensors of
+        the state whose first parts are in `up`; of what `up` names besides, nothing is known.
+        """
+        return part(state, *self.up)
 
     def shared_model(self, client: Client, message: Tensors) -> nn.Module | None:
         """Return the model that all clients have in common, None if there is no such model."""

@@ -132,6 +132,16 @@ class FedPAC(Method):
         }
         return Update(sent, client.num_samples, {"train_loss": loss})
 
+    def expects(self, state: Tensors) -> Tensors:
+        """Expect one head, and what the combination of heads is computed from."""
+        return part(state, "body", "prototypes") | {
+            "head.weight": state["heads.weight"][0],
+            "head.bias": state["heads.bias"][0],
+            "counts": state["known"],
+            "class_features": state["prototypes"],
+            "variance": torch.zeros(1),
+        }
+
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average bodies by samples and prototypes by class counts; combine the heads."""
         sums = torch.zeros(state["prototypes"].shape, dtype=torch.float64)

@@ -67,6 +67,10 @@ class LGFedAvg(Method):
         client.state = {name: t for name, t in tensors.items() if name not in upper}
         return Update(upper, client.num_samples, {"train_loss": loss})
 
+    def expects(self, state: Tensors) -> Tensors:
+        """Expect the upper layers, which may be more than the head."""
+        return state
+
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average the upper layers."""
         return weighted_mean(updates)

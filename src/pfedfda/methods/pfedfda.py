@@ -199,6 +199,11 @@ class PFedFDA(Method):
             client.state |= part(model_tensors(client.model), "body")
         return self._update(client, _packed(mixed), metrics | self._metrics(betas))
 
+    def expects(self, state: Tensors) -> Tensors:
+        """Expect class counts beside body, means and covariance if statistics are pooled."""
+        counts = {"counts": state["seen"]} if self.statistics == "pooled" else {}
+        return super().expects(state) | counts
+
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average the bodies and form the global Gaussians (line 14)."""
         if self.statistics == "interpolated":

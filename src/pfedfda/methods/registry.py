@@ -64,6 +64,11 @@ def user_files() -> list[Path]:
     return list(_user_files.values())
 
 
+def is_loaded(path: Path) -> bool:
+    """Tell whether `load_method_file` has run this file."""
+    return path.is_file() and path.resolve() in _user_files.values()
+
+
 def load_method_file(path: Path) -> type[Method]:
     """Run a user's Python file and return the method that it registers."""
     if not path.is_file():

@@ -88,6 +88,7 @@ def sgd(
         weight_decay=settings.weight_decay,
         anchor=anchor,
         pull=pull,
+        max_norm=max_norm,
     )
     total = torch.zeros((), device=client.device)
     count = 0
@@ -98,8 +99,6 @@ def sgd(
                 for _ in range(steps):
                     value = loss(batch)
                     value.backward()  # type: ignore[no-untyped-call]
-                    if max_norm:
-                        torch.nn.utils.clip_grad_norm_(trained, max_norm)
                     optimizer.step()
                     total += value.detach() * len(batch.labels)
                     count += len(batch.labels)
@@ -129,6 +128,8 @@ class MomentumSGD:
         The usual ones.
     anchor, pull
         Add the gradient of pull/2 times the squared distance to these tensors.
+    max_norm
+        Shorten the gradient of the loss to this norm if it is longer; 0 leaves it as it is.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class MomentumSGD:
         weight_decay: float,
         anchor: list[Tensor] | None = None,
         pull: float = 0.0,
+        max_norm: float = 0.0,
     ) -> None:
         self.parameters: list[Tensor] = list(parameters)
         self.lr = lr
@@ -146,6 +148,7 @@ class MomentumSGD:
         self.weight_decay = weight_decay
         self.anchor = anchor
         self.pull = pull
+        self.max_norm = max_norm
         self.velocity: list[Tensor] = []
 
     @torch.no_grad()
@@ -156,6 +159,10 @@ class MomentumSGD:
             assert parameter.grad is not None, "the loss does not depend on a trained parameter"
             gradients.append(parameter.grad)
             parameter.grad = None
+        if self.max_norm:
+            # Without asking whether it is longer: an accelerator would have to stop for the answer.
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, (self.max_norm / (norm + 1e-6)).clamp_(max=1.0))
         torch._foreach_add_(gradients, self.parameters, alpha=self.weight_decay)
         if self.anchor is not None and self.pull:
             torch._foreach_add_(gradients, self.parameters, alpha=self.pull)
@@ -172,11 +179,13 @@ def batches(client: Client, drop_last: bool = False) -> Iterator[Batch]:
     """Yield the client's training samples once, in a fresh random order."""
     size = client.task.training.batch_size
     order = torch.randperm(client.num_samples, generator=client.generator)
-    for rows in torch.split(order, size):
+    on_device = order.to(client.device)  # one copy an epoch
+    for rows, there in zip(torch.split(order, size), torch.split(on_device, size), strict=True):
         if drop_last and len(rows) < size < client.num_samples:
             return
-        there = rows.to(client.device, non_blocking=True)
-        yield Batch(to_input(client.samples.images[there]), client.samples.labels[there], rows)
+        # For bytes, index_select copies whole images; plain indexing copies pixel by pixel.
+        images, labels = (torch.index_select(t, 0, there) for t in client.samples)
+        yield Batch(to_input(images), labels, rows)
 
 
 def to_input(images: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pfedfda.errors import unknown
+from pfedfda.errors import InputError, unknown
+from pfedfda.files import LARGEST_SIDE
 from pfedfda.models.networks import BODIES, Model
 from pfedfda.seeding import derive_seed
 
@@ -56,6 +57,14 @@ def build_model(
     name = default_model(*image_shape[:2]) if config.model == "auto" else config.model
     if name not in BODIES:
         raise unknown("model", name, BODIES)
+    height, width, channels = image_shape
+    fits = 1 <= min(height, width) <= max(height, width) <= LARGEST_SIDE and channels in (1, 3)
+    if not fits or num_classes < 1:
+        raise InputError(
+            f"A model for {num_classes} classes and images of {height}×{width} with {channels} "
+            f"channels was asked for; at least one class, sides of up to {LARGEST_SIDE} pixels and "
+            f"1 or 3 channels are allowed."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("model", seed))
         model = Model(BODIES[name](*image_shape), num_classes)

@@ -9,10 +9,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pfedfda.errors import InputError
+from pfedfda.files import read_text
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
 from pfedfda.models.networks import BODIES, Model
 
 FORMAT = 1
+UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,  # RecursionError is one
+)
+"""What reading tensors and descriptions that somebody else has written may raise."""
 
 
 def save_model(
@@ -59,7 +72,7 @@ def load_model(folder: Path | str) -> Model:
     """Read a model that `save_model` or ``pfedfda personalize`` has written, ready to predict."""
     folder = Path(folder)
     try:
-        description = json.loads((folder / "model.json").read_text())
+        description = json.loads(read_text(folder / "model.json"))
         if description["format"] != FORMAT or description["model"] not in BODIES:
             raise ValueError("it is of an unknown format")
         height, width, channels = (int(n) for n in description["image_shape"])
@@ -67,7 +80,7 @@ def load_model(folder: Path | str) -> Model:
         config = ModelConfig(description["model"])
         model = build_model(config, (height, width, channels), classes, seed=0)
         model.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{folder} does not hold a model ({reason}).") from error
     model.requires_grad_(False)

@@ -7,6 +7,7 @@ activation has a quarter of the work. All convolutions run in channels-last layo
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -41,9 +42,20 @@ class Model(nn.Module):
 
 
 class Body(nn.Module):
-    """The base of the feature extractors."""
+    """The base of the feature extractors.
+
+    `precision` is what convolutions compute in. Weights, the linear layers and the features, of
+    which covariances are estimated, are float32 in any case.
+    """
 
     feature_dim: int
+    precision = torch.float32
+
+    def convolving(self, images: Tensor) -> AbstractContextManager[object]:
+        """Return the context for the convolutions."""
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(images.device.type, self.precision)
 
 
 class EmnistCNN(Body):
@@ -56,13 +68,15 @@ class EmnistCNN(Body):
         self.conv2 = nn.Conv2d(16, 32, kernel_size=5, padding=1)
         side = [((size - 4) // 2 - 2) // 2 for size in (height, width)]
         _refuse_too_small("emnist-cnn", height, width, side)
+        _refuse_too_large("emnist-cnn", height, width)
         self.linear = nn.Linear(32 * side[0] * side[1], self.feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 128)."""
-        x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
-        x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
-        return F.leaky_relu(self.linear(x.flatten(1)))
+        with self.convolving(images):
+            x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
+            x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
+        return F.leaky_relu(self.linear(x.float().flatten(1)))
 
 
 class CifarCNN(Body):
@@ -76,14 +90,16 @@ class CifarCNN(Body):
         self.conv3 = nn.Conv2d(32, 64, kernel_size=3, padding=1)
         side = [((size - 4) // 2 - 2) // 2 // 2 for size in (height, width)]
         _refuse_too_small("cifar-cnn", height, width, side)
+        _refuse_too_large("cifar-cnn", height, width)
         self.linear = nn.Linear(64 * side[0] * side[1], self.feature_dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 128)."""
-        x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
-        x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.leaky_relu(F.max_pool2d(self.conv3(x), 2))
-        return F.leaky_relu(self.linear(x.flatten(1)))
+        with self.convolving(images):
+            x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
+            x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
+            x = F.leaky_relu(F.max_pool2d(self.conv3(x), 2))
+        return F.leaky_relu(self.linear(x.float().flatten(1)))
 
 
 class GroupScaleNorm(nn.Module):
@@ -152,12 +168,14 @@ class ResNet18(Body):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 512)."""
-        x = F.relu(self.norm(self.conv(images)))
-        x = self.blocks(F.max_pool2d(x, 3, stride=2, padding=1))
-        features: Tensor = x.mean(dim=(2, 3))
+        with self.convolving(images):
+            x = F.relu(self.norm(self.conv(images)))
+            x = self.blocks(F.max_pool2d(x, 3, stride=2, padding=1))
+        features: Tensor = x.float().mean(dim=(2, 3))
         return features
 
 
+LARGEST_SMALL_SIDE = 256
 BODIES: dict[str, Callable[[int, int, int], Body]] = {
     "emnist-cnn": EmnistCNN,
     "cifar-cnn": CifarCNN,
@@ -170,4 +188,13 @@ def _refuse_too_small(name: str, height: int, width: int, last: list[int]) -> No
         raise InputError(
             f"Images of {height}×{width} are too small for the model {name}: scale them up with "
             f"--image-size 28 or more."
+        )
+
+
+def _refuse_too_large(name: str, height: int, width: int) -> None:
+    """Refuse images for which the linear layer of a small network would be a giant."""
+    if max(height, width) > LARGEST_SMALL_SIDE:
+        raise InputError(
+            f"Images of {height}×{width} are too large for the model {name}: use --model resnet18 "
+            f"or an --image-size of at most {LARGEST_SMALL_SIDE}."
         )

@@ -1,5 +1,6 @@
 """Figures of a federation: who holds how many samples of which class, and what they look like."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from rich.table import Table
 
 from pfedfda.data import CORRUPTIONS, Federation, corrupt
 from pfedfda.data.corruptions import SEVERITIES
+from pfedfda.report.figures import MOST_CLASSES, draw_bubbles, save, spaced
 from pfedfda.seeding import numpy_generator
 
-MOST_CLIENTS = 60
-MOST_CLASSES = 100
+MOST_CLIENTS_WRITTEN = 1000
 SHEET_CLIENTS = 12
 SHEET_IMAGES = 12
 
@@ -53,6 +54,33 @@ def class_counts(federation: Federation) -> NDArray[np.int64]:
     return counts
 
 
+def write_federation_file(federation: Federation, folder: Path) -> Path | None:
+    """Write ``federation.json``: who holds how many training samples of which class.
+
+    A federation of more than a thousand clients goes without: nobody could read its chart.
+
+    Parameters
+    ----------
+    federation
+        What the runs are about.
+    folder
+        The folder of a run or a comparison, where the report looks for the file.
+    """
+    if len(federation) > MOST_CLIENTS_WRITTEN:
+        return None
+    classes = len(federation.class_names)
+    path = folder / "federation.json"
+    with path.open("w", encoding="utf-8") as file:  # bit by bit: there may be very many clients
+        file.write(f'{{"class_names": {json.dumps(list(federation.class_names))}, "names": ')
+        file.write(json.dumps(federation.client_names))
+        for client in range(len(federation)):
+            counts = np.bincount(federation.client(client).train_labels, minlength=classes)
+            file.write(', "counts": [' if client == 0 else ", ")
+            file.write(json.dumps(counts.tolist()))
+        file.write("]}\n")
+    return path
+
+
 def summary_table(federation: Federation) -> Table:
     """Return numbers about the federation, in one row or in one for each domain or corruption."""
     counts = class_counts(federation)
@@ -83,10 +111,6 @@ def _spread(sizes: NDArray[np.int64]) -> str:
     return f"{sizes.sum():,} ({sizes.min()}-{sizes.max()})"
 
 
-def _spaced(count: int, most: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
 def _pyplot() -> Any:
     import matplotlib as mpl
 
@@ -98,36 +122,20 @@ def _pyplot() -> Any:
 
 def _draw_classes(federation: Federation, path: Path) -> None:
     """Draw the bubble chart of the paper's appendix: samples by client and class."""
-    plt = _pyplot()
-    clients = _spaced(len(federation), MOST_CLIENTS)
-    classes = _spaced(len(federation.class_names), MOST_CLASSES)
-    counts = class_counts(federation)[np.ix_(clients, classes)]
-    figure, axes = plt.subplots(figsize=(10, max(3.0, min(9.0, 0.28 * len(classes) + 1.5))))
-    rows, columns = np.nonzero(counts)
-    room = min(900 / len(clients), 500 / len(classes)) ** 2
-    sizes = counts[rows, columns] / counts.max() * min(room, 350)
-    axes.scatter(rows, columns, s=sizes, color="#0072B2", alpha=0.75, linewidth=0)
-    sampled = f" ({len(clients)} of {len(federation)})" if len(clients) < len(federation) else ""
-    axes.set_xlabel("client" + sampled)
-    axes.set_ylabel("class")
-    step = max(1, len(clients) // 20)
-    axes.set_xticks(range(0, len(clients), step), [str(c) for c in clients[::step]])
-    if len(classes) <= 40:
-        names = [federation.class_names[c][:14] for c in classes]
-        axes.set_yticks(range(len(classes)), names, fontsize=8)
-    axes.set_title(
-        f"Samples by client and class (largest: {counts.max()})", loc="left", fontsize=11
+    counts = class_counts(federation)
+    height = max(3.0, min(9.0, 0.28 * min(counts.shape[1], MOST_CLASSES) + 1.5))
+    save(
+        lambda axes: draw_bubbles(axes, counts, federation.class_names),
+        path.with_suffix(""),
+        (10, height),
+        ["png"],
     )
-    axes.margins(0.02, 0.04)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _draw_images(federation: Federation, path: Path) -> None:
     """Draw a row of training images for each of some clients."""
     plt = _pyplot()
-    clients = _spaced(len(federation), SHEET_CLIENTS)
+    clients = spaced(len(federation), SHEET_CLIENTS)
     figure, axes = plt.subplots(
         len(clients), SHEET_IMAGES, figsize=(10, 0.78 * len(clients) + 0.3), squeeze=False
     )

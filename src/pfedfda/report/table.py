@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pfedfda.report.paper_table import PaperTable
+
 COLUMNS = [
     "method",
     "mean_accuracy",
@@ -46,6 +48,33 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             style="bold" if mean == best and len(summaries) > 1 else "",
         )
     return table
+
+
+def build_paper_table(table: PaperTable) -> Table:
+    """Return the paper's numbers beside ours, for a terminal."""
+    shown = Table(title=table.title, title_justify="left", show_lines=True)
+    shown.add_column("", no_wrap=True)
+    for heading in table.columns:
+        shown.add_column(heading, justify="right", no_wrap=True)
+
+    def number(mean: float | None, std: float | None) -> str:
+        if mean is None:
+            return "-"
+        behind = "" if std is None else f" ({std:.{table.digits}f})"
+        return f"{mean:.{table.digits}f}{behind}"
+
+    for row in table.rows:
+        cells = []
+        for cell in row.cells:
+            lines = [
+                f"ours  {number(cell.ours_mean, cell.ours_std)}",
+                f"paper {number(cell.paper_mean, cell.paper_std)}",
+            ]
+            if cell.difference is not None:
+                lines.append(f"diff. {cell.difference:+.{table.digits}f}")
+            cells.append("\n".join(lines))
+        shown.add_row(row.label, *cells)
+    return shown
 
 
 def build_new_clients_table(summaries: Sequence[Mapping[str, Any]]) -> Table | None:

@@ -1,0 +1,191 @@
+"""Write docs/reproduction.md and its figures from results/: ``python docs/write_reproduction.py``.
+
+The files in results/ come from ``pfedfda reproduce SUITE --results results``. All on the page
+is computed from them, so it cannot say anything else; what explains the numbers is in
+docs/differences.md.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from pfedfda.paper.communication import paper_loads
+from pfedfda.paper.published import published_table
+from pfedfda.paper.records import read_records
+from pfedfda.paper.reproduce import tables_of_records
+from pfedfda.paper.suites import SUITES
+from pfedfda.report import PaperCell, PaperTable
+from pfedfda.report.figures import MARKERS
+from pfedfda.report.styles import style_of
+
+ROOT = Path(__file__).parent.parent
+INTRODUCTION = """\
+# The paper's numbers and ours
+
+This page is written by `python docs/write_reproduction.py` from the files in `results/`, each the
+record of one run by `pfedfda reproduce`. A cell shows our mean over clients with the standard
+deviation over clients in brackets, the paper's numbers below it in italics, and the difference of
+the means. Seed 0 unless a note says otherwise. What explains the differences is in
+[differences.md](differences.md); what the paper does not say, and what we took in its place, is
+listed in `pfedfda.paper.settings.NOT_STATED`.
+
+The runs were made on: {machines}.
+"""
+
+
+def main() -> None:
+    """Write the page and the figures."""
+    (ROOT / "docs" / "reproduction.md").write_text(page(ROOT / "results"), encoding="utf-8")
+    records = read_records(ROOT / "results")
+    for federation in learning_curves(records):
+        draw_curves(federation, records, ROOT / "docs" / "figures")
+
+
+def page(results: Path) -> str:
+    """Return the text of the page."""
+    records = read_records(results)
+    parts = [INTRODUCTION.format(machines="; ".join(sorted({machine(r) for r in records})) or "-")]
+    for suite, table in tables_of_records(results, SUITES.values()):
+        parts.append(f"## {table.title}\n\n{markdown(table, suite.key)}")
+    for federation in learning_curves(records):
+        parts.append(time_to_accuracy(federation, records))
+    parts.append(communication())
+    return "\n".join(parts)
+
+
+def machine(record: Any) -> str:
+    about = record["machine"]
+    return (
+        f"{about['cores']} cores, {about['system']}, Python {about['python']}, torch "
+        f"{about['torch']}"
+    )
+
+
+def markdown(table: PaperTable, key: str) -> str:
+    """Return a table of the paper beside ours."""
+    lines = [
+        "| | " + " | ".join(table.columns) + " |",
+        "|---|" + "---:|" * len(table.columns),
+    ]
+    for row in table.rows:
+        cells = [cell_text(cell, table.digits) for cell in row.cells]
+        lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
+    notes = [f"- {note}" for note in table.notes]
+    command = f"`pfedfda reproduce {key}` makes the runs of this table."
+    return "\n".join([*lines, "", command, "", *notes, ""])
+
+
+def cell_text(cell: PaperCell, digits: int) -> str:
+    def number(mean: float, std: float | None) -> str:
+        return f"{mean:.{digits}f}" + ("" if std is None else f" ({std:.{digits}f})")
+
+    lines = ["-" if cell.ours_mean is None else number(cell.ours_mean, cell.ours_std)]
+    if cell.paper_mean is not None:
+        lines.append(f"*{number(cell.paper_mean, cell.paper_std)}*")
+    if cell.difference is not None:
+        lines.append(f"{cell.difference:+.{digits}f}")
+    return "<br>".join(lines)
+
+
+def learning_curves(records: Sequence[Any]) -> list[str]:
+    """Return the federations on which several methods were followed over their rounds."""
+    followed: dict[str, set[str]] = {}
+    for record in records:
+        if plain(record) and len(record["by_round"]) > 1:
+            followed.setdefault(record["need"]["federation"], set()).add(record["need"]["method"])
+    return sorted(key for key, methods in followed.items() if len(methods) > 2)
+
+
+def plain(record: Any) -> bool:
+    need = record["need"]
+    return record["seed"] == 0 and not need["hyperparameters"] and not need["settings"]
+
+
+def time_to_accuracy(federation: str, records: Sequence[Any]) -> str:
+    """Return how long each method took to reach the final accuracy of the released preset."""
+    own = [r for r in records if plain(r) and r["need"]["federation"] == federation]
+    released = [r for r in own if r["need"]["method"] == "pfedfda-released"]
+    stem = figure_name(federation)
+    lines = [f"## Learning on {federation}", "", f"![accuracy by round](figures/{stem})", ""]
+    if released:
+        goal = released[0]["mean_accuracy"]
+        lines += [
+            f"Until the final accuracy of the preset `pfedfda-released`, {goal:.3f}, is reached "
+            f"(evaluated after every 20th round, so rounds are to the next 20; seconds include the "
+            f"evaluations, and other work went on at the same time, so they are rough):",
+            "",
+            "| method | rounds | seconds |",
+            "|---|---:|---:|",
+        ]
+        for record in own:
+            reached = [line for line in record["by_round"] if line["mean_accuracy"] >= goal]
+            cells = (
+                (f"{reached[0]['round']}", f"{reached[0]['seconds']:.0f}")
+                if reached
+                else (f"not in {record['rounds']}", "-")
+            )
+            lines.append(f"| {record['need']['method']} | {cells[0]} | {cells[1]} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def figure_name(federation: str) -> str:
+    return f"learning-{federation.replace('@', '-')}.svg"
+
+
+def draw_curves(federation: str, records: Sequence[Any], folder: Path) -> None:
+    """Draw accuracy by round of all methods on a federation."""
+    mpl.rcParams["svg.hashsalt"] = "pfedfda"
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    for record in records:
+        if plain(record) and record["need"]["federation"] == federation:
+            name = record["need"]["method"]
+            rounds = [line["round"] for line in record["by_round"]]
+            accuracies = [line["mean_accuracy"] for line in record["by_round"]]
+            style = style_of(name)
+            dash = tuple(float(length) for length in style.dash.split())
+            axes.plot(
+                rounds, accuracies, color=style.light, linestyle=(0, dash) if dash else "-",
+                marker=MARKERS[style.marker], markersize=4, linewidth=1.4, label=style.title,
+            )  # fmt: skip
+    axes.set_xlabel("round")
+    axes.set_ylabel("mean test accuracy over clients")
+    axes.set_title(federation)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, ncols=2)
+    figure.tight_layout()
+    figure.savefig(folder / figure_name(federation), metadata={"Date": None})
+    plt.close(figure)
+
+
+def communication() -> str:
+    """Return Table 8, which is counted."""
+    table = published_table("table8")
+    lines = [
+        f"## Table 8: {table.caption}",
+        "",
+        "Counted from the networks (`pfedfda reproduce table8`); the paper's numbers in italics.",
+        "",
+        "| | " + " | ".join(table.columns) + " |",
+        "|---|" + "---:|" * len(table.columns),
+    ]
+    for load in paper_loads():
+        cells = [
+            f"{load.backbone:,}<br>*{table.cell(load.network, 'backbone').printed}*",
+            f"{load.linear:,}<br>*{table.cell(load.network, 'linear').printed}*",
+            f"{load.gaussian:,}<br>*{table.cell(load.network, 'gaussian').printed}*",
+            f"{load.overhead:.3f}<br>*{table.cell(load.network, 'overhead').printed}*",
+        ]
+        lines.append(f"| {load.network} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

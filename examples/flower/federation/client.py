@@ -1,0 +1,5 @@
+"""What runs at the sites."""
+
+from pfedfda.flower.client_app import app
+
+__all__ = ["app"]

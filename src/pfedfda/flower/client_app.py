@@ -1,0 +1,66 @@
+"""The ClientApp: answers the server with what this site's data give."""
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from pfedfda.engine.runner import JobKind
+from pfedfda.errors import PfedfdaError
+from pfedfda.flower.jobs import description_settings, read_job
+from pfedfda.flower.records import FAILURE, pack, settings_of, tensors_of
+from pfedfda.flower.settings import from_settings, read_node_config
+from pfedfda.flower.site import Site
+
+app = ClientApp()
+
+
+@app.query()
+def describe(message: Message, context: Context) -> Message:
+    """Tell the server who this site is and how much data it has."""
+
+    def answer() -> Message:
+        config = from_settings(settings_of(message.content))
+        site = Site(read_node_config(context.node_config), config.federation)
+        return Message(pack(settings=description_settings(site.describe())), reply_to=message)
+
+    return _answered(message, answer)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train, keep the site's own tensors here, and send up what the method sends up."""
+    return _answered(message, lambda: _work("train", message, context))
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Personalise and test; after the last round also write the personal model to the disk."""
+    return _answered(message, lambda: _work("evaluate", message, context))
+
+
+def _work(kind: JobKind, message: Message, context: Context) -> Message:
+    job = read_job(kind, settings_of(message.content))
+    site = Site(read_node_config(context.node_config), job.config.federation)
+    outcome = site.run(job, tensors_of(message.content))
+    if outcome.failure is not None:
+        return Message(pack(settings={FAILURE: outcome.failure}), reply_to=message)
+    numbers = {
+        "correct": outcome.correct,
+        "tested": outcome.tested,
+        "loss": outcome.loss,
+        **{f"metric.{name}": value for name, value in outcome.metrics.items()},
+        **{f"seconds.{name}": value for name, value in outcome.seconds.items()},
+    }
+    if outcome.update is None:
+        return Message(pack(metrics=numbers), reply_to=message)
+    numbers["weight"] = outcome.update.weight
+    return Message(pack(outcome.update.tensors, numbers), reply_to=message)
+
+
+def _answered(message: Message, answer: Callable[[], Message]) -> Message:
+    """Turn what goes wrong here on purpose into an answer that the server can show."""
+    try:
+        return answer()
+    except PfedfdaError as error:
+        return Message(pack(settings={FAILURE: str(error)}), reply_to=message)

@@ -1,0 +1,194 @@
+"""The engine of a real federation: every client is a site that answers messages."""
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import Message, MessageType
+from numpy.typing import NDArray
+
+from pfedfda.data.shift import Shift
+from pfedfda.engine import ClientStates, Outcome
+from pfedfda.engine.runner import JobKind, num_bytes
+from pfedfda.errors import PfedfdaError
+from pfedfda.experiment.config import Config
+from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
+from pfedfda.flower.jobs import job_settings
+from pfedfda.flower.records import MalformedError, metrics_of, pack, tensors_of
+from pfedfda.flower.roster import Roster
+from pfedfda.flower.site import Job
+from pfedfda.methods import Method, Task, Tensors, Update
+
+MAX_METRICS = 100
+MAX_WAITING_BYTES = 2**30
+
+
+class FlowerEngine:
+    """Runs clients at the sites of a federation.
+
+    Parameters
+    ----------
+    sites
+        The connected sites.
+    roster
+        The sites of this run.
+    task
+        What everybody knows.
+    config
+        The settings of the run.
+    timeout
+        Seconds that a site has for its part in a round.
+    """
+
+    def __init__(
+        self, sites: Sites, roster: Roster, task: Task, config: Config, timeout: float
+    ) -> None:
+        self.sites = sites
+        self.federation = roster
+        self.task = task
+        self.config = config
+        self.timeout = timeout
+
+    def train(
+        self,
+        method: Method,
+        state: Tensors,
+        client_ids: Sequence[int],
+        round_number: int,
+        states: ClientStates,
+    ) -> Iterator[Outcome]:
+        """Train these clients; yield their outcomes in the order in which a local engine does.
+
+        Parameters
+        ----------
+        method, state, client_ids, round_number
+            What to do, from which state, with whom and when.
+        states
+            Tells the round of the last checkpoint; the clients' tensors stay with them.
+        """
+        return self._run("train", method, state, client_ids, round_number, states, None)
+
+    def evaluate(
+        self,
+        method: Method,
+        state: Tensors,
+        client_ids: Sequence[int],
+        round_number: int,
+        states: ClientStates,
+        shift: Shift | None = None,
+        frost: list[NDArray[np.uint8]] | None = None,
+    ) -> Iterator[Outcome]:
+        """Personalise and test these clients; in the last round they keep their models.
+
+        Parameters
+        ----------
+        method, state, client_ids, round_number, states
+            As for `train`.
+        shift
+            Corrupt all images of these clients.
+        frost
+            Not used: a site takes its own photographs of frost.
+        """
+        return self._run("evaluate", method, state, client_ids, round_number, states, shift)
+
+    def close(self) -> None:
+        """Nothing is held that Flower does not close itself."""
+
+    def _run(
+        self,
+        kind: JobKind,
+        method: Method,
+        state: Tensors,
+        client_ids: Sequence[int],
+        round_number: int,
+        states: ClientStates,
+        shift: Shift | None,
+    ) -> Iterator[Outcome]:
+        sizes = self.federation.train_sizes
+        order = sorted(client_ids, key=lambda client_id: (-int(sizes[client_id]), client_id))
+        last = round_number == self.config.schedule.rounds
+        job = Job(
+            kind=kind,
+            config=replace(self.config, methods={method.name: method}),
+            client_id=-1,
+            num_clients=len(self.federation),
+            class_names=self.federation.class_names,
+            image_shape=self.federation.image_shape,
+            round=round_number,
+            checkpoint=states.checkpoint,
+            run=self.federation.run,
+            keep_model=kind == "evaluate" and last and shift is None,
+            shift=shift,
+        )
+        self.sites.refresh(self.federation.client_names)
+        bytes_down: dict[int, int] = {}
+
+        def question(client_id: int) -> Message | None:
+            node = self.sites.node_of(self.federation.client_names[client_id])
+            if node is None:
+                return None
+            message = method.message(state, client_id)
+            bytes_down[client_id] = num_bytes(message)
+            return Message(
+                pack(message, settings=job_settings(replace(job, client_id=client_id))),
+                node,
+                MessageType.TRAIN if kind == "train" else MessageType.EVALUATE,
+                ttl=self.timeout + GRACE,
+                group_id=str(round_number),
+            )
+
+        window = max(2, min(256, MAX_WAITING_BYTES // max(num_bytes(state), 1)))
+        pending = deque(order)
+        arrived: dict[int, Outcome] = {}
+        replies = Exchange(self.sites.grid, self.timeout, self.sites.poll)
+        for position, client_id in enumerate(order):
+            while client_id not in arrived:
+                while pending and len(order) - len(pending) < position + window:
+                    asked = pending.popleft()
+                    message = question(asked)
+                    if message is None:
+                        arrived[asked] = Outcome(asked, failure="it is not connected")
+                    else:
+                        replies.ask(asked, message)
+                for who, reply in replies.collect(wait=client_id not in arrived):
+                    arrived[who] = _outcome(kind, who, reply, bytes_down[who])
+            yield arrived.pop(client_id)
+
+
+def _outcome(kind: JobKind, client_id: int, reply: Message | str, bytes_down: int) -> Outcome:
+    """Read an answer; nothing in it is trusted."""
+    try:
+        content = content_of(reply)
+        numbers = metrics_of(content)
+        outcome = Outcome(
+            client_id,
+            metrics=_named(numbers, "metric"),
+            seconds=_named(numbers, "seconds"),
+            bytes_down=bytes_down,
+        )
+        if kind == "train":
+            tensors = tensors_of(content)
+            if "weight" not in numbers:
+                raise MalformedError("its weight is missing or not finite")
+            update = Update(tensors, numbers["weight"], outcome.metrics, client_id)
+            return replace(outcome, update=update, bytes_up=num_bytes(tensors))
+        correct, tested = numbers.get("correct", -1), numbers.get("tested", 0)
+        if not (0 <= correct <= tested <= 10**9 and tested >= 1):
+            raise MalformedError("its test result cannot be read")
+        if "loss" not in numbers:
+            raise MalformedError("its test loss is not finite")
+        return replace(outcome, correct=int(correct), tested=int(tested), loss=numbers["loss"])
+    except PfedfdaError as error:
+        return Outcome(client_id, failure=clean(str(error)), bytes_down=bytes_down)
+
+
+def _named(numbers: dict[str, float], prefix: str) -> dict[str, float]:
+    """Return the numbers with this prefix; names that no method of ours would use are left out."""
+    found = {
+        name.removeprefix(f"{prefix}."): value
+        for name, value in numbers.items()
+        if re.fullmatch(rf"{prefix}\.[\w-]{{1,60}}", name)
+    }
+    return found if len(found) <= MAX_METRICS else {}

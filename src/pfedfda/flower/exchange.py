@@ -1,0 +1,215 @@
+"""Asking sites and taking their answers, which may be wrong, late or never come."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from pfedfda.errors import PfedfdaError, RunStoppedError
+from pfedfda.experiment.config import Config
+from pfedfda.flower.jobs import read_description
+from pfedfda.flower.records import FAILURE, SETTINGS, MalformedError, pack, settings_of
+from pfedfda.flower.settings import to_settings
+from pfedfda.flower.site import Description
+
+MAX_FAILURE = 300
+DESCRIBE_TIMEOUT = 300.0
+GRACE = 60.0  # how much longer Flower keeps a message than we wait for its answer
+
+
+@dataclass
+class Sites:
+    """The sites that are connected now, by name.
+
+    A node of Flower may have another number when it comes back; its site keeps its name.
+
+    Parameters
+    ----------
+    grid
+        The connection to the nodes.
+    config
+        What a site must know to prepare its data.
+    timeout
+        Seconds that a site has to describe itself.
+    poll
+        Seconds between two looks for answers.
+    say
+        Is told about sites that cannot take part.
+    """
+
+    grid: Grid
+    config: Config
+    timeout: float = DESCRIBE_TIMEOUT
+    poll: float = 0.5
+    say: Callable[[str], None] = lambda text: None
+    described: dict[int, Description] = field(default_factory=dict)
+    refused: dict[int, tuple[float, str]] = field(default_factory=dict)
+
+    def node_of(self, name: str) -> int | None:
+        """Return the node of a site, None if it is not connected."""
+        nodes = [node for node, site in self.described.items() if site.name == name]
+        return nodes[0] if nodes else None
+
+    def refresh(self, wanted: Sequence[str] | None = None, patience: float = 300.0) -> None:
+        """Forget nodes that have gone, and ask those that are new to describe themselves.
+
+        Parameters
+        ----------
+        wanted
+            The sites that matter; if all of them are connected, nobody is asked.
+        patience
+            A node whose answer was of no use is asked again after so many seconds: its
+            configuration may have been mended.
+        """
+        with reaching():
+            online = set(self.grid.get_node_ids())
+        self.described = {n: site for n, site in self.described.items() if n in online}
+        self.refused = {n: why for n, why in self.refused.items() if n in online}
+        if wanted is not None and all(self.node_of(name) is not None for name in wanted):
+            return
+        tired = time.monotonic() - patience
+        recent = {node for node, (asked, _) in self.refused.items() if asked > tired}
+        content = pack(settings=to_settings(self.config))
+        questions = {
+            node: Message(
+                content, node, MessageType.QUERY, ttl=self.timeout + GRACE, group_id="describe"
+            )
+            for node in sorted(online - set(self.described) - recent)
+        }
+        for node, reply in exchange(self.grid, questions, self.timeout, self.poll):
+            try:
+                site = read_description(settings_of(content_of(reply)))
+                if self.node_of(site.name) is not None:
+                    raise MalformedError(f"the site {site.name} is connected already")
+                self.described[node] = site
+            except PfedfdaError as error:
+                if self.refused.get(node, (0.0, ""))[1] != str(error):
+                    self.say(f"Node {node} cannot take part: {error}")
+                self.refused[node] = (time.monotonic(), str(error))
+
+    def gather(self, enough: Callable[[Sequence[str]], bool], seconds: float) -> bool:
+        """Wait until enough sites are there; tell whether they are.
+
+        Parameters
+        ----------
+        enough
+            Judges the names of the connected sites.
+        seconds
+            How long to wait.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self.refresh(patience=30.0)
+            if enough([site.name for site in self.described.values()]):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(self.poll)
+
+
+def content_of(reply: Message | str) -> RecordDict:
+    """Return the content of an answer, or raise what was the matter with it."""
+    if isinstance(reply, str):
+        raise MalformedError(reply)
+    if reply.has_error():
+        raise MalformedError(clean(reply.error.reason or f"error {reply.error.code}"))
+    if not reply.has_content():
+        raise MalformedError("its answer is empty")
+    settings = reply.content.config_records.get(SETTINGS)
+    if settings is not None and FAILURE in settings:
+        raise MalformedError(clean(str(settings[FAILURE])))
+    return reply.content
+
+
+def clean(text: str) -> str:
+    """Return foreign text as one line of printable characters, not too long."""
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return line if len(line) <= MAX_FAILURE else line[:MAX_FAILURE] + "…"
+
+
+class Exchange:
+    """Questions that have been sent and not been answered.
+
+    Parameters
+    ----------
+    grid
+        The connection to the nodes.
+    timeout
+        Seconds to wait for each answer.
+    poll
+        Seconds between two looks for answers.
+    """
+
+    def __init__(self, grid: Grid, timeout: float, poll: float) -> None:
+        self.grid = grid
+        self.timeout = timeout
+        self.poll = poll
+        self._open: dict[str, tuple[int, float]] = {}
+        self._failed: list[tuple[int, str]] = []
+
+    def ask(self, who: int, message: Message) -> None:
+        """Send a question."""
+        with reaching():
+            ids = list(self.grid.push_messages([message]))
+        if ids and ids[0]:
+            self._open[ids[0]] = (who, time.monotonic() + self.timeout)
+        else:
+            self._failed.append((who, "the message could not be sent"))
+
+    def collect(self, wait: bool) -> list[tuple[int, Message | str]]:
+        """Return the answers that are there, or why there will be none.
+
+        Parameters
+        ----------
+        wait
+            Wait until there is at least one.
+        """
+        while True:
+            answers: list[tuple[int, Message | str]] = list(self._failed)
+            self._failed.clear()
+            for message_id, (who, deadline) in list(self._open.items()):
+                reply = self._pull(message_id)
+                if reply is None and time.monotonic() > deadline:
+                    reply = f"it did not answer within {self.timeout:.0f} s"
+                if reply is not None:
+                    del self._open[message_id]
+                    answers.append((who, reply))
+            if answers or not wait or not self._open:
+                return answers
+            time.sleep(self.poll)
+
+    def _pull(self, message_id: str) -> Message | str | None:
+        """Return one answer; each is taken alone, so that a broken one breaks no other."""
+        with reaching():
+            try:
+                replies = list(self.grid.pull_messages([message_id]))
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                return f"its answer cannot be read ({type(error).__name__})"
+        return replies[0] if replies else None
+
+
+def exchange(
+    grid: Grid, questions: dict[int, Message], timeout: float, poll: float
+) -> Iterator[tuple[int, Message | str]]:
+    """Send questions and yield the answers, in the order of the questions' keys."""
+    replies = Exchange(grid, timeout, poll)
+    for who, message in questions.items():
+        replies.ask(who, message)
+    answers: dict[int, Message | str] = {}
+    while len(answers) < len(questions):
+        answers |= dict(replies.collect(wait=True))
+    yield from sorted(answers.items())
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Turn the loss of the connection to the SuperLink into the end of the run."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise RunStoppedError(f"The SuperLink does not answer ({type(error).__name__}).") from error

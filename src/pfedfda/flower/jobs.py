@@ -1,0 +1,110 @@
+"""Jobs and descriptions as the settings of a message, and back."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pfedfda.data.shift import Shift
+from pfedfda.flower.records import MalformedError, Setting
+from pfedfda.flower.settings import MAX_NAME, from_settings, to_settings
+from pfedfda.flower.site import Description, Job
+
+MAX_SAMPLES = 10**9
+MAX_CLASSES = 100_000
+MAX_ATTRIBUTES = 2000
+
+
+def job_settings(job: Job) -> dict[str, Setting]:
+    """Return a job as the settings of a message."""
+    return {
+        **to_settings(job.config),
+        "job.client_id": job.client_id,
+        "job.num_clients": job.num_clients,
+        "job.class_names": list(job.class_names),
+        "job.image_shape": list(job.image_shape),
+        "job.round": job.round,
+        "job.checkpoint": job.checkpoint,
+        "job.run": job.run,
+        "job.keep_model": job.keep_model,
+        "job.corruption": "" if job.shift is None else job.shift.corruption,
+        "job.severity": 0 if job.shift is None else job.shift.severity,
+    }
+
+
+def read_job(kind: Any, settings: Mapping[str, Any]) -> Job:
+    """Return the job in the settings of a message."""
+    try:
+        height, width, channels = (int(n) for n in settings["job.image_shape"])
+        corruption, severity = settings["job.corruption"], settings["job.severity"]
+        return Job(
+            kind=kind,
+            config=from_settings(settings),
+            client_id=int(settings["job.client_id"]),
+            num_clients=int(settings["job.num_clients"]),
+            class_names=tuple(str(name) for name in settings["job.class_names"]),
+            image_shape=(height, width, channels),
+            round=int(settings["job.round"]),
+            checkpoint=int(settings["job.checkpoint"]),
+            run=str(settings["job.run"]),
+            keep_model=bool(settings["job.keep_model"]),
+            shift=Shift(str(corruption), int(severity)) if corruption else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedError(f"The job cannot be read ({error!r}).") from error
+
+
+def description_settings(description: Description) -> dict[str, Setting]:
+    """Return a site's description as the settings of a message."""
+    settings: dict[str, Setting] = {}
+    for name, value in asdict(description).items():
+        if name == "attributes":
+            settings[name] = json.dumps(value)
+        else:
+            settings[name] = list(value) if isinstance(value, tuple) else value
+    return settings
+
+
+def read_description(settings: Mapping[str, Any]) -> Description:
+    """Return the description that a site has sent, or refuse what cannot be one."""
+    try:
+        name = settings["name"]
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            raise ValueError("its name is not a plain name")
+        height, width, channels = (_natural(settings["image_shape"][i], 2**14) for i in range(3))
+        class_names = settings["class_names"]
+        if not 0 < len(class_names) <= MAX_CLASSES:
+            raise ValueError(f"it has {len(class_names)} classes")
+        if not all(isinstance(c, str) and c.isprintable() for c in class_names):
+            raise ValueError("the names of its classes are not plain names")
+        return Description(
+            name=name,
+            number=_natural(settings["number"] + 1, MAX_SAMPLES) - 1,
+            train_size=_natural(settings["train_size"], MAX_SAMPLES, 1),
+            test_size=_natural(settings["test_size"], MAX_SAMPLES, 1),
+            classes_held=_natural(settings["classes_held"], len(class_names), 1),
+            class_names=tuple(class_names),
+            image_shape=(height, width, channels),
+            attributes=_attributes(settings["attributes"]),
+        )
+    except KeyError as error:
+        raise MalformedError(f"its description lacks {error}") from error
+    except (TypeError, ValueError, IndexError, RecursionError) as error:
+        raise MalformedError(f"its description cannot be used ({error})") from error
+
+
+def _natural(value: Any, largest: int, smallest: int = 0) -> int:
+    if type(value) is not int or not smallest <= value <= largest:
+        raise ValueError(f"{value!r} is not a number from {smallest} to {largest}")
+    return value
+
+
+def _attributes(text: Any) -> dict[str, Any]:
+    if not isinstance(text, str) or len(text) > MAX_ATTRIBUTES:
+        raise ValueError("its attributes are too long")
+    attributes = json.loads(text)
+    if not isinstance(attributes, dict) or not all(
+        isinstance(value, str | int | float) for value in attributes.values()
+    ):
+        raise ValueError("its attributes are not plain values")
+    return attributes

@@ -1,0 +1,143 @@
+"""The sites of a run, in the order of their numbers."""
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedfda.errors import InputError
+from pfedfda.flower.jobs import description_settings, read_description
+from pfedfda.flower.records import MalformedError
+from pfedfda.flower.site import Description
+
+FILE = "roster.json"
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part in a run; what the round loop needs to know of a federation.
+
+    Parameters
+    ----------
+    sites
+        What the sites told about themselves; the number of a client is its place here.
+    class_names, image_shape
+        What they have agreed on.
+    run
+        A name of the run that no other run has, under which the sites keep their own tensors.
+    """
+
+    sites: tuple[Description, ...]
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    run: str = ""
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    @cached_property
+    def client_names(self) -> list[str]:
+        """The name of every site."""
+        return [site.name for site in self.sites]
+
+    @cached_property
+    def train_sizes(self) -> NDArray[np.int64]:
+        """The number of training images of every site."""
+        return np.array([site.train_size for site in self.sites], dtype=np.int64)
+
+    @cached_property
+    def test_sizes(self) -> NDArray[np.int64]:
+        """The number of test images of every site."""
+        return np.array([site.test_size for site in self.sites], dtype=np.int64)
+
+    @cached_property
+    def attributes(self) -> dict[str, list[Any]]:
+        """What else the sites told; an empty string where one told nothing."""
+        names = dict.fromkeys(name for site in self.sites for name in site.attributes)
+        return {name: [site.attributes.get(name, "") for site in self.sites] for name in names}
+
+    def classes_held(self, client_id: int) -> int:
+        """Return how many classes occur among a site's training images."""
+        return self.sites[client_id].classes_held
+
+    def describe(self) -> str:
+        """Return a line about the federation for people."""
+        return (
+            f"{len(self)} sites, {len(self.class_names)} classes, {self.train_sizes.sum()} "
+            f"training and {self.test_sizes.sum()} test images in all: "
+            f"{', '.join(self.client_names)}"
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write the roster to the folder of its run."""
+        content = asdict(self) | {"sites": [description_settings(site) for site in self.sites]}
+        (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) -> Roster:
+    """Make a roster, and refuse sites that do not fit together.
+
+    Parameters
+    ----------
+    sites
+        What the sites told; they are numbered as in the trial, or by their names.
+    class_names
+        The names of all classes; empty if every site must hold the same.
+    run
+        The beginning of the name of the run.
+    """
+    ordered = sorted(sites, key=lambda site: (site.number < 0, site.number, site.name))
+    first = ordered[0]
+    for name, times in Counter(site.name for site in ordered).items():
+        if times > 1:
+            raise InputError(f"Two sites are called {name!r}: every site needs its own name.")
+    names = tuple(class_names) or first.class_names
+    if len(set(names)) < len(names):
+        raise InputError(f"The class names {', '.join(names)} are not all different.")
+    for site in ordered:
+        if site.image_shape != first.image_shape:
+            raise InputError(
+                f"The images of the sites do not agree: {first.name} has {_shape(first)} and "
+                f"{site.name} has {_shape(site)}; set image-size, and use grey or colour "
+                f"everywhere."
+            )
+        unknown = [name for name in site.class_names if name not in names]
+        if class_names and unknown:
+            raise InputError(
+                f"The site {site.name} has a class {unknown[0]!r} that is not among class-names."
+            )
+        if not class_names and site.class_names != names:
+            odd = sorted(set(site.class_names) ^ set(names)) or list(site.class_names)
+            raise InputError(
+                f"The classes of the sites {first.name} and {site.name} do not agree "
+                f"({odd[0]!r} is one of the differences): list all classes in class-names."
+            )
+    token = f"{run[:40]}-{secrets.token_hex(6)}"
+    return Roster(tuple(ordered), names, first.image_shape, token)
+
+
+def read_roster(folder: Path) -> Roster:
+    """Read the roster of a run that is to go on."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        height, width, channels = content["image_shape"]
+        return Roster(
+            tuple(read_description(site) for site in content["sites"]),
+            tuple(content["class_names"]),
+            (height, width, channels),
+            content["run"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, MalformedError) as error:
+        raise InputError(f"{folder} is not a run of a federation on Flower ({error}).") from error
+
+
+def _shape(site: Description) -> str:
+    height, width, channels = site.image_shape
+    return f"{height}×{width}×{channels}"

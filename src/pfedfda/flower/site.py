@@ -1,0 +1,281 @@
+"""A site of the federation: its data, its own tensors and its personal model, on its own disk."""
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from pfedfda.data import ClientData, Federation, FederationConfig, prepare
+from pfedfda.data.shift import Shift, frost_photos
+from pfedfda.engine import ClientStates, Outcome, one_thread
+from pfedfda.engine.local import resolve_device
+from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind
+from pfedfda.errors import InputError
+from pfedfda.experiment.config import Config
+from pfedfda.flower.settings import SiteConfig, is_plain
+from pfedfda.methods import Client, Method, Personal, Task, Tensors, Update
+from pfedfda.models import Model, save_model
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a site tells the server before the first round.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    number
+        In a trial, which client of the described federation it is; otherwise -1.
+    train_size, test_size, classes_held
+        The numbers of training and test images, and of classes among the former.
+    class_names
+        The classes of its images.
+    image_shape
+        Height, width and channels.
+    attributes
+        What else is known, e.g. the corruption of its images in a trial.
+    """
+
+    name: str
+    number: int
+    train_size: int
+    test_size: int
+    classes_held: int
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A site's part in a round, as the server asks for it.
+
+    Parameters
+    ----------
+    kind
+        train or evaluate.
+    config
+        The method and all settings.
+    client_id
+        The number of the site in this run.
+    num_clients
+        How many there are.
+    class_names, image_shape
+        What all sites have agreed on.
+    round
+        The round, from 1.
+    checkpoint
+        The round to which the server may have to go back.
+    run
+        A name of the run that no other run has; it is the same when the run is resumed.
+    keep_model
+        Write the personal model to the site's disk.
+    shift
+        Corrupt the site's images in this way first, to see how a new client would fare.
+    """
+
+    kind: JobKind
+    config: Config
+    client_id: int
+    num_clients: int
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    round: int
+    checkpoint: int
+    run: str
+    keep_model: bool = False
+    shift: Shift | None = None
+
+    @property
+    def method(self) -> Method:
+        """The one method of the configuration."""
+        (method,) = self.config.methods.values()
+        return method
+
+    @property
+    def task(self) -> Task:
+        """What everybody knows."""
+        return make_task(self.config, self.image_shape, len(self.class_names), self.num_clients)
+
+
+def make_task(
+    config: Config, image_shape: tuple[int, int, int], num_classes: int, num_clients: int
+) -> Task:
+    """Return what server and sites know beforehand."""
+    return Task(
+        model=config.model,
+        image_shape=image_shape,
+        num_classes=num_classes,
+        num_clients=num_clients,
+        training=config.training,
+        seed=config.schedule.seed,
+    )
+
+
+class Site:
+    """A site at work; it lives as long as the process that answers a message.
+
+    Parameters
+    ----------
+    site
+        What the site is.
+    federation
+        How images are prepared, and in a trial, whose they are.
+    """
+
+    def __init__(self, site: SiteConfig, federation: FederationConfig) -> None:
+        self.site = site
+        self._config = federation
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The site's images, prepared once; in a trial those of all clients."""
+        if self.site.data is None:
+            return prepare(self._config)
+        alone = FederationConfig(
+            source=str(self.site.data.expanduser()),
+            image_size=self._config.image_size,
+            partition="iid",
+            clients=1,
+            train_share=self._config.train_share,
+            train_fraction=self._config.train_fraction,
+            partition_seed=self._config.partition_seed,
+        )
+        return prepare(alone, self.site.folder / "cache")
+
+    @property
+    def index(self) -> int:
+        """Which client of the prepared federation the site is."""
+        if self.site.data is not None:
+            return 0
+        number = self.site.partition_id
+        if number is None or not 0 <= number < len(self.federation):
+            raise InputError(
+                f"partition-id is {number}; the federation of this run has the clients 0 to "
+                f"{len(self.federation) - 1}."
+            )
+        return number
+
+    def describe(self) -> Description:
+        """Return what the server may know of the site's data."""
+        federation, index = self.federation, self.index
+        return Description(
+            name=self.site.site_name,
+            number=-1 if self.site.data is not None else index,
+            train_size=int(federation.train_sizes[index]),
+            test_size=int(federation.test_sizes[index]),
+            classes_held=federation.classes_held(index),
+            class_names=federation.class_names,
+            image_shape=federation.image_shape,
+            attributes={name: values[index] for name, values in federation.attributes.items()},
+        )
+
+    def run(self, job: Job, message: Tensors) -> Outcome:
+        """Do the site's part in a round."""
+        if not is_plain(job.run):
+            raise InputError(f"The name of the run is {job.run!r}; it must be a plain name.")
+        folder = self.site.folder / job.run
+        states = ClientStates(folder / "states", job.checkpoint)
+        states.prune([job.client_id], job.round - 1)
+        delivered = Delivered(job.method)
+        broadcast = Broadcast(
+            delivered,
+            message,
+            job.round,
+            states,
+            job.shift,
+            None if job.shift is None else frost_photos(self._config.data_dir),
+        )
+        device = resolve_device(self.site.device)
+        with one_thread():
+            runner = ClientRunner(self._holding(job.class_names), job.task, device)
+            outcome = runner.run(job.kind, job.client_id, broadcast)
+        if job.keep_model and delivered.personal is not None:
+            _keep_model(folder / "model", delivered.personal.model, job, outcome)
+        return outcome
+
+    def _holding(self, class_names: tuple[str, ...]) -> "Holding":
+        """Return the site's images with labels in the numbering of the run."""
+        own = self.federation.class_names
+        unknown = [name for name in own if name not in class_names]
+        if unknown:
+            raise InputError(f"The run does not know the class {unknown[0]!r} of this site.")
+        number = np.array([class_names.index(name) for name in own], dtype=np.int64)
+        data = self.federation.client(self.index)
+        return Holding(
+            data._replace(
+                train_labels=number[data.train_labels], test_labels=number[data.test_labels]
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The images of the one client that is here, whatever its number."""
+
+    data: ClientData
+
+    def client(self, client_id: int) -> ClientData:
+        """Return the images."""
+        return self.data
+
+
+@dataclass(frozen=True)
+class Delivered(Method):
+    """A method at the site: the server has already made the message for this client."""
+
+    method: Method
+    seen: list[Personal] = field(default_factory=list)
+
+    @property
+    def personal(self) -> Personal | None:
+        """The personal model, after an evaluation."""
+        return self.seen[-1] if self.seen else None
+
+    def message(self, state: Tensors, client_id: int) -> Tensors:
+        """Return what came down."""
+        return state
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        """Train as the method does."""
+        return self.method.train(client, message)
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        """Personalise as the method does, and remember the model."""
+        personal = self.method.personalize(client, message)
+        self.seen.append(personal)
+        return personal
+
+    def init(self, task: Task) -> Tensors:
+        """Refuse: the server's state is not here."""
+        raise NotImplementedError
+
+    def aggregate(self, state: Tensors, updates: Any) -> Tensors:
+        """Refuse: the server's state is not here."""
+        raise NotImplementedError
+
+
+def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> None:
+    """Write the personal model where the site finds it; the folder is complete or not there."""
+    if not isinstance(model, Model):
+        return
+    new = folder.with_name(f"{folder.name}.{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    about = {
+        "method": job.method.name,
+        "run": job.run,
+        "round": job.round,
+        "images_held_out": outcome.tested,
+        "accuracy": outcome.correct / outcome.tested if outcome.tested else None,
+        **outcome.metrics,
+    }
+    save_model(new, model, job.config.model, job.image_shape, job.class_names, about)
+    shutil.rmtree(folder, ignore_errors=True)
+    new.replace(folder)

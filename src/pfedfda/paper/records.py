@@ -1,0 +1,122 @@
+"""Records: what is kept of a run for the tables, a small JSON file that can be committed."""
+
+import csv
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedfda.errors import InputError
+from pfedfda.experiment.results import RunResult, write_text
+from pfedfda.paper.suites import Need, Record
+
+FORMAT = 1
+SUMMARY = (
+    "status",
+    "reason",
+    "rounds",
+    "mean_accuracy",
+    "std_accuracy",
+    "weighted_accuracy",
+    "worst_tenth_accuracy",
+    "new_clients",
+    "failures",
+    "bytes_up_per_round",
+    "bytes_down_per_round",
+    "seconds",
+    "machine",
+)
+
+
+def record_name(need: Need, rounds: int, seed: int) -> str:
+    """Return the name of a run and of its record."""
+    words = [need.method, *(f"{k}={v}" for k, v in (*need.hyperparameters, *need.settings))]
+    return f"{need.federation}--{'-'.join(words)}--r{rounds}-s{seed}"
+
+
+def make_record(need: Need, result: RunResult, seed: int) -> dict[str, Any]:
+    """Return the record of a run from its files."""
+    with (result.folder / "clients.csv").open(newline="") as file:
+        clients = list(csv.DictReader(file))
+    config = need.config(result.summary["rounds"], seed)
+    (method,) = config.methods.values()
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "need": _plain(need),
+        "seed": seed,
+        "hyperparameters": asdict(method),
+        "federation": {
+            "clients": len(clients),
+            "domains": sorted({row["domain"] for row in clients if row.get("domain")}),
+            "train_samples": sum(int(row["train_samples"]) for row in clients),
+            "test_samples": sum(int(row["test_samples"]) for row in clients),
+        },
+        "betas": _betas(clients),
+        "by_round": [
+            {name: line[name] for name in ("round", "mean_accuracy", "seconds")}
+            for line in result.metrics
+        ],
+    }
+    return record | {name: result.summary[name] for name in SUMMARY if name in result.summary}
+
+
+def _betas(clients: list[dict[str, str]]) -> dict[str, dict[str, float]]:
+    """Return the mean β of the clients under each corruption, if there are any."""
+    kinds: dict[str, list[float]] = {}
+    for row in clients:
+        if row.get("beta"):
+            kind = row.get("corruption") or "clean"
+            kinds.setdefault(kind, []).append(float(row["beta"]))
+    return {
+        kind: {"mean": float(np.mean(values)), "std": float(np.std(values)), "clients": len(values)}
+        for kind, values in kinds.items()
+    }
+
+
+def write_record(folder: Path, need: Need, record: Record) -> Path:
+    """Write a record into a folder of results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record_name(need, record['rounds'], record['seed'])}.json"
+    write_text(path, json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Read all records of a folder, in the order of their names."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["format"] != FORMAT:
+                raise ValueError(f"its format is {record['format']!r}, not {FORMAT}")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InputError(f"{path} is not a record of a run ({error!r}).") from error
+        records.append(record)
+    return records
+
+
+def matching(need: Need, records: Iterable[Record]) -> list[Record]:
+    """Return the records of a needed run with the most rounds, one for each seed.
+
+    Runs that were made with other hyper-parameters than those the method has today do not count.
+    """
+    (method,) = need.config().methods.values()
+    same = [
+        record
+        for record in records
+        if record["need"] == _plain(need) and record["hyperparameters"] == asdict(method)
+    ]
+    most = max((record["rounds"] for record in same), default=0)
+    return [record for record in same if record["rounds"] == most]
+
+
+def _plain(need: Need) -> dict[str, Any]:
+    return {
+        "federation": need.federation,
+        "method": need.method,
+        "hyperparameters": dict(need.hyperparameters),
+        "settings": dict(need.settings),
+    }

@@ -1,0 +1,78 @@
+"""The paper's numbers beside ours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A number of the paper and its counterpart.
+
+    Parameters
+    ----------
+    paper_mean, paper_std
+        What the paper reports, None where it reports nothing.
+    ours_mean, ours_std
+        What was measured here, None where nothing was.
+    """
+
+    paper_mean: float | None = None
+    paper_std: float | None = None
+    ours_mean: float | None = None
+    ours_std: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's, None unless both are there."""
+        if self.paper_mean is None or self.ours_mean is None:
+            return None
+        return self.ours_mean - self.paper_mean
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a table of the paper.
+
+    Parameters
+    ----------
+    label
+        What the row is about, mostly a method.
+    cells
+        One for each column of the table.
+    """
+
+    label: str
+    cells: Sequence[PaperCell]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper with the same numbers as they came out here.
+
+    Parameters
+    ----------
+    title
+        Which table, and what it is about.
+    columns
+        The headings.
+    rows
+        The rows, each with a cell for every heading.
+    notes
+        Whole sentences that say what differs from the paper's setting.
+    digits
+        Decimal places to show.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[PaperRow]
+    notes: Sequence[str] = field(default_factory=list)
+    digits: int = 3
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.cells) != len(self.columns):
+                raise ValueError(
+                    f"The row {row.label!r} has {len(row.cells)} cells for {len(self.columns)} "
+                    f"columns."
+                )

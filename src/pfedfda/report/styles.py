@@ -1,0 +1,120 @@
+"""How methods look: each keeps its colour, dash and marker in every figure.
+
+Related methods share a hue and differ in dash and marker. The hues differ in lightness too, so that
+readers who see colours differently, and grey prints, can tell them apart.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+# A hue for light and for dark backgrounds, found by a search for the largest least distance between
+# any two, as people with normal vision and with each kind of colour blindness see them.
+HUES: dict[str, tuple[str, str]] = {
+    "blue": ("#246EAD", "#4890E2"),
+    "grey": ("#4A4B4F", "#A69FA2"),
+    "orange": ("#D17E08", "#FAA206"),
+    "green": ("#3F9F80", "#65FDD5"),
+    "red": ("#65060B", "#D86749"),
+    "purple": ("#64197C", "#EAA3FD"),
+    "olive": ("#716C1C", "#F7E674"),
+}
+SOLID, DASHED, DOTTED, MIXED, LONG = "", "6 3", "1.5 3", "7 3 1.5 3", "11 4"
+
+
+@dataclass(frozen=True)
+class Style:
+    """The look of a method.
+
+    Parameters
+    ----------
+    title
+        The method as papers write it.
+    hue
+        A key of `HUES`.
+    dash
+        Lengths of dashes and gaps in pixels; empty for a solid line.
+    marker
+        ``circle``, ``square``, ``triangle``, ``down``, ``diamond``, ``cross`` or ``plus``.
+    """
+
+    title: str
+    hue: str
+    dash: str
+    marker: str
+
+    @property
+    def light(self) -> str:
+        """The colour on a light background."""
+        return HUES[self.hue][0]
+
+    @property
+    def dark(self) -> str:
+        """The colour on a dark background."""
+        return HUES[self.hue][1]
+
+
+STYLES: dict[str, Style] = {
+    "local": Style("Local", "grey", DOTTED, "cross"),
+    "fedavg": Style("FedAvg", "orange", SOLID, "square"),
+    "fedavg-ft": Style("FedAvgFT", "orange", DASHED, "diamond"),
+    "apfl": Style("APFL", "green", SOLID, "triangle"),
+    "ditto": Style("Ditto", "green", DASHED, "down"),
+    "pfedme": Style("pFedMe", "olive", SOLID, "diamond"),
+    "lg-fedavg": Style("LG-FedAvg", "olive", DASHED, "square"),
+    "fedrep": Style("FedRep", "red", SOLID, "plus"),
+    "fedbabu": Style("FedBABU", "red", DASHED, "triangle"),
+    "fedrod": Style("FedRoD", "purple", SOLID, "down"),
+    "fedpac": Style("FedPAC", "purple", DASHED, "plus"),
+    "pfedfda": Style("pFedFDA", "blue", SOLID, "circle"),
+    "pfedfda-pooled": Style("pFedFDA (pooled)", "blue", DASHED, "circle"),
+    "pfedfda-paper": Style("pFedFDA (paper)", "blue", DOTTED, "square"),
+    "pfedfda-released": Style("pFedFDA (released)", "blue", MIXED, "diamond"),
+}
+MARKERS = ("circle", "square", "triangle", "down", "diamond", "cross", "plus")
+# What no method above has: the looks of methods that users write.
+_SPARE = [
+    ("", hue, dash, MARKERS[(number + 3 * shift) % len(MARKERS)])
+    for shift, dash in enumerate((MIXED, LONG))
+    for number, hue in enumerate(hue for hue in HUES if hue != "blue")
+]
+
+
+def title_of(method: str) -> str:
+    """Return the method as papers write it; a method of the user's goes by its name."""
+    return STYLES[method].title if method in STYLES else method
+
+
+def style_of(method: str) -> Style:
+    """Return the look of a method, the same in every report.
+
+    Parameters
+    ----------
+    method
+        The name of a method; unknown ones get a look that depends on the name alone.
+    """
+    if method in STYLES:
+        return STYLES[method]
+    spare = _SPARE[zlib.crc32(method.encode()) % len(_SPARE)]
+    return replace(Style(*spare), title=method)
+
+
+def styles_of(methods: Iterable[str]) -> Sequence[Style]:
+    """Return looks for the runs of one plot, which differ even if the methods are the same.
+
+    Parameters
+    ----------
+    methods
+        The method of each run.
+    """
+    dashes = (SOLID, DASHED, DOTTED, MIXED, LONG)
+    taken: set[tuple[str, str, str]] = set()
+    chosen = []
+    for method in methods:
+        style = style_of(method)
+        # The colour stays; another dash, then another marker tells the runs apart.
+        variants = [style] + [replace(style, dash=d, marker=m) for m in MARKERS for d in dashes]
+        style = next((v for v in variants if (v.hue, v.dash, v.marker) not in taken), style)
+        taken.add((style.hue, style.dash, style.marker))
+        chosen.append(style)
+    return chosen

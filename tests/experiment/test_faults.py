@@ -1,0 +1,185 @@
+"""Clients that fail, and updates that must not count."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from pfedfda import FederationConfig, InputError, RunResult, RunStoppedError, run
+from pfedfda.experiment import rounds
+from pfedfda.experiment.checks import fault_of
+from pfedfda.methods import Client, Personal, Tensors, Update, all_methods
+from pfedfda.methods.ditto import Ditto
+from pfedfda.methods.fedavg import FedAvg
+from tests.experiment.files import final_state
+from tests.methods.toy import TASK, make_client, same
+
+FEDERATION = FederationConfig(partition="client-dirichlet", clients=40, samples=10, alpha=5.0)
+POISONED = {3: "nan", 11: "infinite", 20: "shape", 31: "huge"}
+SETTINGS: dict[str, Any] = {"rounds": 3, "participation": 0.7, "lr": 0.05, "quiet": True}
+
+
+def poison(tensors: Tensors, how: str) -> Tensors:
+    name = "head.weight"
+    if how == "shape":
+        return tensors | {name: tensors[name][:, :3].contiguous()}
+    value = {"nan": float("nan"), "infinite": float("inf"), "huge": 1e30}[how]
+    spoiled = tensors[name].clone()
+    spoiled[0, 0] = value
+    return tensors | {name: spoiled}
+
+
+@dataclass(frozen=True)
+class Poisoned(Ditto):
+    """Ditto with some clients who send what they should not."""
+
+    name: ClassVar[str] = "poisoned"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        update = super().train(client, message)
+        how = POISONED.get(client.client_id)
+        return update if how is None else Update(poison(update.tensors, how), update.weight)
+
+
+def failures(result: RunResult) -> list[dict[str, Any]]:
+    text = (result.folder / "failures.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_poisoned_updates_are_as_if_their_clients_were_not_there(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETTINGS | {"workers": workers}
+    poisoned = run(Poisoned(), FEDERATION, output=tmp_path / "poisoned", **settings)
+    draw = rounds.draw_participants
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            rounds,
+            "draw_participants",
+            lambda *args: [client for client in draw(*args) if client not in POISONED],
+        )
+        without = run("ditto", FEDERATION, output=tmp_path / "without", **settings)
+    assert same(final_state(poisoned.folder), final_state(without.folder))  # to the bit
+    # Who was left out keeps no personal model either: it is as it was.
+    clients = {p.parent.name for p in (poisoned.folder / "checkpoint").rglob("0*.safetensors")}
+    assert clients == {f"{c:06d}" for c in range(40) if c not in POISONED}
+    left_out = failures(poisoned)
+    assert poisoned.summary["failures"] == len(left_out) >= 8
+    reasons = {line["client"]: line["reason"] for line in left_out}
+    assert set(reasons) == set(POISONED)
+    assert "head.weight is not finite" in reasons[3]
+    assert "head.weight is not finite" in reasons[11]
+    assert "of shape (10, 3) instead of float32 of shape (10, " in reasons[20]
+    assert "norm 1e+30, above max-update-norm 1e+06" in reasons[31]
+    assert abs(poisoned.mean_accuracy - without.mean_accuracy) < 0.05
+
+
+@pytest.mark.parametrize("name", list(all_methods()))
+def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
+    method = all_methods()[name]()
+    state = method.init(TASK)
+    update = method.train(make_client([0, 1, 1, 2, 0, 1, 2, 2, 0]), method.message(state, 0))
+    assert fault_of(update, method, state, 1e6) is None
+    for weight in (0.0, -1.0, float("nan"), float("inf"), "1", None):
+        assert "weight" in str(fault_of(Update(update.tensors, weight), method, state, 1e6))  # type: ignore[arg-type]
+    extra = update.tensors | {"extra": torch.zeros(1)}
+    assert "'extra'" in str(fault_of(Update(extra, 1.0), method, state, 1e6))
+    for tensor in update.tensors:  # whichever tensor it is
+        rest = {n: t for n, t in update.tensors.items() if n != tensor}
+        assert f"{tensor} is missing" in str(fault_of(Update(rest, 1.0), method, state, 1e6))
+        like = update.tensors[tensor]
+        for bad, words in {
+            like.double(): "float64",
+            torch.zeros(2, 2, 2): "shape (2, 2, 2)",
+            torch.full_like(like, float("nan")): "not finite",
+            torch.full_like(like, 1e30): "norm",
+        }.items():
+            fault = fault_of(Update(rest | {tensor: bad}, 1.0), method, state, 1e6)
+            assert fault is not None
+            assert tensor in fault
+            assert words in fault
+
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    """FedAvg whose clients fail where a test says so."""
+
+    name: ClassVar[str] = "failing"
+    rounds: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()
+    step: str = "train"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        self._maybe_fail(client, "train")
+        return super().train(client, message)
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        self._maybe_fail(client, "evaluate")
+        return super().personalize(client, message)
+
+    def _maybe_fail(self, client: Client, step: str) -> None:
+        here = client.round in (self.rounds or (client.round,))
+        if step == self.step and here and client.client_id in self.clients:
+            raise MemoryError("out of memory")
+
+
+def test_failing_clients_are_left_out_and_named(
+    tiny_config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = Failing(clients=(2,))
+    result = run(method, tiny_config, rounds=3, participation=1.0, output=tmp_path, workers=2)
+    assert result.summary["failures"] == 3
+    assert "client 2 is left out of the train step of round 1: MemoryError" in (
+        capsys.readouterr().err
+    )
+    assert {(f["client"], f["step"]) for f in failures(result)} == {(2, "train")}
+    assert "_maybe_fail" in failures(result)[0]["trace"]
+
+
+def test_a_client_that_cannot_be_evaluated_does_not_count(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    settings = {"rounds": 1, "workers": 0, "quiet": True}
+    result = run(Failing(clients=(0, 4), step="evaluate"), tiny_config, output=tmp_path, **settings)
+    assert result.summary["evaluated_clients"] == 4
+    rows = (result.folder / "clients.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == ["1", "2", "3", "5"]
+    everybody = tuple(range(6))
+    with pytest.raises(RunStoppedError, match="No client could be evaluated"):
+        run(Failing(clients=everybody, step="evaluate"), tiny_config, output=tmp_path, **settings)
+
+
+def test_a_round_without_a_usable_update_changes_nothing(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    settings = {"participation": 1.0, "workers": 0, "quiet": True}
+    method = Failing(rounds=(2, 3), clients=tuple(range(6)))
+    result = run(method, tiny_config, rounds=3, output=tmp_path, max_failures=1.0, **settings)
+    once = run("fedavg", tiny_config, rounds=1, output=tmp_path, **settings)
+    assert same(final_state(result.folder), final_state(once.folder))
+
+
+def test_too_many_failures_end_the_run(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    method = Failing(clients=tuple(range(6)))
+    settings = {"participation": 1.0, "workers": 0, "quiet": True}
+    with pytest.raises(RunStoppedError, match=r"12 of 12 .*client 5: MemoryError") as caught:
+        run(method, tiny_config, rounds=9, output=tmp_path, **settings)
+    assert "--resume" not in str(caught.value)  # it would fail again
+    with pytest.raises(InputError, match="max-failures is 2"):
+        run(method, tiny_config, max_failures=2.0, output=tmp_path)
+    with pytest.raises(InputError, match="max-update-norm is 0"):
+        run(method, tiny_config, max_update_norm=0.0, output=tmp_path)
+    with pytest.raises(InputError, match="checkpoint-every is -1"):
+        run(method, tiny_config, checkpoint_every=-1, output=tmp_path)
+
+
+def test_the_bound_can_be_set(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    result = run(
+        "fedavg", tiny_config, rounds=1, max_update_norm=1e-3, workers=0, output=tmp_path,
+        quiet=True,
+    )  # fmt: skip
+    assert result.summary["failures"] == 6

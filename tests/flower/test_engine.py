@@ -1,0 +1,360 @@
+"""The round loop over sites that fail, lie, leave and come back."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import pfedfda
+from pfedfda import InputError, RunStoppedError
+from pfedfda.experiment.observers import Observer
+from pfedfda.experiment.personal import load_finished
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from pfedfda.flower.client_app import app
+from pfedfda.flower.records import pack, tensors_of
+from pfedfda.flower.server_app import serve
+from pfedfda.flower.settings import read_run_config
+from tests.flower.grids import FakeGrid
+
+RUN: dict[str, Any] = {
+    "method": "fedrep",
+    "source": "digits",
+    "clients": 3,
+    "train-fraction": 0.05,
+    "rounds": 3,
+    "participation": 1.0,
+    "eval-every": 0,
+    "checkpoint-every": 1,
+    "epochs": 1,
+    "min-nodes": 3,
+    "wait": 0.2,
+    "timeout": 0.2,
+    "name": "run",
+}
+
+
+def three_sites(tmp_path: Path) -> FakeGrid:
+    sites = str(tmp_path / "sites")
+    names = ["vilnius", "kaunas", "klaipeda"]
+    nodes = {
+        n + 1: {"name": name, "partition-id": n, "state-dir": sites} for n, name in enumerate(names)
+    }
+    return FakeGrid(app, nodes)
+
+
+def go(grid: FakeGrid, tmp_path: Path, **changes: Any) -> pfedfda.RunResult:
+    run_config = (
+        RUN | {"output": str(tmp_path)} | {k.replace("_", "-"): v for k, v in changes.items()}
+    )
+    return serve(grid, read_run_config(run_config), Observer(), poll=0.01)
+
+
+def failures(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "failures.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_what_a_method_keeps_never_goes_up(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    go(grid, tmp_path)
+    sent = [m for m in grid.sent_up if m.has_content() and m.content.array_records]
+    assert len(sent) == 9
+    for message in sent:
+        assert all(name.startswith("body.") for name in tensors_of(message.content))
+    kept = load_file(next((tmp_path / "sites" / "kaunas").glob("*/states/*/*/000003.safetensors")))
+    assert set(kept) == {"head.weight", "head.bias"}
+
+
+def test_every_site_gets_its_personal_model(tmp_path: Path) -> None:
+    result = go(three_sites(tmp_path), tmp_path)
+    models = sorted((tmp_path / "sites").glob("*/*/model"))
+    assert [model.parts[-3] for model in models] == ["kaunas", "klaipeda", "vilnius"]
+    accuracy = {
+        row.split(",")[1]: float(row.split(",")[5])
+        for row in (result.folder / "clients.csv").read_text().splitlines()[1:]
+    }
+    federation = pfedfda.prepare(read_run_config(RUN).config.federation)
+    for number, name in enumerate(["vilnius", "kaunas", "klaipeda"]):
+        (folder,) = (tmp_path / "sites" / name).glob("*/model")
+        data = federation.client(number)
+        images = torch.from_numpy(np.array(data.test_images)).permute(0, 3, 1, 2) * (2 / 255) - 1
+        found = pfedfda.load_model(folder)(images).argmax(1).numpy()
+        assert (found == data.test_labels).mean() == pytest.approx(accuracy[name])
+
+
+def swap(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Any:
+    """Return what a lying site does to its updates."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if not reply.content.array_records:
+            return reply
+        content = pack(change(tensors_of(reply.content)))
+        content["metrics"] = reply.content.metric_records["metrics"]
+        return Message(content, reply_to=message)
+
+    return tamper
+
+
+def replaced(content: Callable[[Message], RecordDict]) -> Any:
+    return lambda message, reply: Message(content(reply), reply_to=message)
+
+
+def only_updates(tamper: Any) -> Any:
+    return lambda message, reply: (
+        tamper(message, reply) if message.metadata.message_type == "train" else reply
+    )
+
+
+LIES = {
+    "not finite": swap(lambda t: {name: x * float("nan") for name, x in t.items()}),
+    "that nobody asked for": swap(lambda t: t | {"extra": torch.ones(3)}),
+    "is missing": swap(lambda t: dict(list(t.items())[1:])),
+    "instead of": swap(lambda t: {name: x.double() for name, x in t.items()}),
+    "holds no tensors": replaced(lambda r: RecordDict({"metrics": r.content["metrics"]})),
+    "holds no metrics": replaced(lambda r: RecordDict({"arrays": r.content["arrays"]})),
+    "its weight": replaced(
+        lambda r: RecordDict(
+            {"arrays": r.content["arrays"], "metrics": MetricRecord({"weight": float("nan")})}
+        )
+    ),
+    "weight is -3": replaced(
+        lambda r: RecordDict(
+            {"arrays": r.content["arrays"], "metrics": MetricRecord({"weight": -3.0})}
+        )
+    ),
+    "tired": replaced(lambda r: pack(settings={"failure": "I am \x1b[31m\ntired"})),
+}
+
+
+@pytest.mark.parametrize("said", LIES)
+def test_a_site_that_sends_rubbish_is_left_out_and_named(said: str, tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    grid.tamper[2] = only_updates(LIES[said])
+    result = go(grid, tmp_path, rounds=2)
+    lines = failures(result.folder)
+    assert [(line["round"], line["name"]) for line in lines] == [(1, "kaunas"), (2, "kaunas")]
+    for line in lines:
+        assert said in line["reason"]
+        assert line["reason"].isprintable()
+    assert result.summary["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"correct": 9.0, "tested": 3.0, "loss": 0.0},
+        {"correct": 1.0, "tested": 3.0},
+        {"tested": 0.0},
+    ],
+)
+def test_a_test_result_that_cannot_be_is_left_out(
+    numbers: dict[str, float], tmp_path: Path
+) -> None:
+    grid = three_sites(tmp_path)
+    grid.tamper[2] = lambda message, reply: (
+        Message(pack(metrics=numbers), reply_to=message)
+        if message.metadata.message_type == "evaluate"
+        else reply
+    )
+    result = go(grid, tmp_path, rounds=1)
+    assert [(line["step"], line["name"]) for line in failures(result.folder)] == [
+        ("evaluate", "kaunas")
+    ]
+    assert result.summary["evaluated_clients"] == 2
+
+
+def test_silent_and_absent_sites_are_left_out_of_the_round(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+
+    class Watch(Observer):
+        def say(self, text: str) -> None:
+            if "round 1" in text:  # after the silence of round 1, the site is gone
+                del grid.nodes[2]
+
+    def silence_after_description(message: Message, reply: Message) -> Message:
+        grid.silent.add(2)
+        return reply
+
+    grid.tamper[2] = silence_after_description
+    config = read_run_config(RUN | {"output": str(tmp_path)})
+    result = serve(grid, config, Watch(), poll=0.01)
+    reasons = [line["reason"] for line in failures(result.folder)]
+    assert reasons[0].startswith("it did not answer within")
+    assert set(reasons[1:]) == {"it is not connected"}
+    assert len(reasons) == 4  # three rounds and the evaluation
+    assert result.summary["evaluated_clients"] == 2
+
+
+def test_a_site_comes_back_under_another_number_with_what_it_kept(tmp_path: Path) -> None:
+    straight = go(three_sites(tmp_path / "a"), tmp_path / "a", rounds=4)
+    grid = three_sites(tmp_path / "b")
+
+    class Renumber(Observer):
+        """After every round all nodes are new to Flower."""
+
+        def progressed(self, fraction: float) -> None:
+            grid.nodes = {node + 10: config for node, config in grid.nodes.items()}
+
+    config = read_run_config(RUN | {"output": str(tmp_path / "b"), "rounds": 4})
+    restarted = serve(grid, config, Renumber(), poll=0.01)
+    assert failures(restarted.folder) == []
+    assert_same_end(restarted.folder, straight.folder)
+
+
+def assert_same_end(folder: Path, other: Path) -> None:
+    found, expected = load_finished(folder).state, load_finished(other).state
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor)
+    assert (folder / "clients.csv").read_text() == (other / "clients.csv").read_text()
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 3])
+def test_a_resumed_run_ends_like_one_that_was_never_stopped(
+    tmp_path: Path, checkpoint_every: int
+) -> None:
+    settings = {"rounds": 4, "checkpoint_every": checkpoint_every}
+    straight = go(three_sites(tmp_path / "a"), tmp_path / "a", **settings)
+    grid = three_sites(tmp_path / "b")
+    pushed = grid.push_messages
+
+    def broken(messages: Any) -> Any:
+        if len(grid.asked) == 3 + 3 * 3 + 1:  # in the midst of the fourth round
+            raise SystemError("the machine of the server is gone")
+        return pushed(messages)
+
+    grid.push_messages = broken  # type: ignore[method-assign]
+    with pytest.raises(SystemError):
+        go(grid, tmp_path / "b", **settings)
+    grid.push_messages = pushed  # type: ignore[method-assign]
+    folder = tmp_path / "b" / "run"
+    resumed = go(grid, tmp_path / "b", resume=str(folder), **settings)
+    assert resumed.folder == folder
+    assert_same_end(folder, straight.folder)
+    again = go(grid, tmp_path / "b", resume=str(folder), **settings)
+    assert again.summary == resumed.summary
+
+
+def test_the_loss_of_the_superlink_stops_the_run_with_a_sentence(tmp_path: Path) -> None:
+    import httpx
+
+    grid = three_sites(tmp_path)
+    pulled = grid.pull_messages
+
+    def broken(message_ids: Any) -> Any:
+        if len(grid.asked) > 7:
+            raise httpx.ConnectError("refused")
+        return pulled(message_ids)
+
+    grid.pull_messages = broken  # type: ignore[method-assign]
+    with pytest.raises(RunStoppedError, match="The SuperLink does not answer.*resume="):
+        go(grid, tmp_path)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_an_answer_that_flower_cannot_read_breaks_no_other(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    pulled = grid.pull_messages
+
+    def first_of_training(message_ids: Any) -> Any:
+        if list(message_ids) == ["message-4"]:
+            raise ValueError("children are missing")
+        return pulled(message_ids)
+
+    grid.pull_messages = first_of_training  # type: ignore[method-assign]
+    result = go(grid, tmp_path, rounds=1)
+    assert [line["reason"] for line in failures(result.folder)] == [
+        "its answer cannot be read (ValueError)"
+    ]
+
+
+def test_too_few_sites_are_refused(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    del grid.nodes[3]
+    with pytest.raises(InputError, match="2 of 3 sites were there"):
+        go(grid, tmp_path)
+
+
+def test_a_second_node_cannot_take_the_name_of_the_first(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    grid.nodes[9] = grid.nodes[1]
+    said: list[str] = []
+
+    class Ears(Observer):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    serve(grid, read_run_config(RUN | {"output": str(tmp_path), "rounds": 1}), Ears(), poll=0.01)
+    assert "Node 9 cannot take part: the site vilnius is connected already" in said
+    assert {node for node, kind in grid.asked if kind != "query"} == {1, 2, 3}
+
+
+def test_newcomers_are_not_asked_while_nobody_is_missing(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+
+    class Join(Observer):
+        def progressed(self, fraction: float) -> None:
+            grid.nodes[77] = {"partition-id": 0, "name": "late", "state-dir": str(tmp_path)}
+
+    serve(grid, read_run_config(RUN | {"output": str(tmp_path)}), Join(), poll=0.01)
+    assert 77 not in {node for node, _ in grid.asked}
+
+
+def write_images(folder: Path, classes: dict[str, int], grey: bool = True) -> Path:
+    random = np.random.default_rng(len(classes))
+    for name, brightness in classes.items():
+        (folder / name).mkdir(parents=True)
+        for n in range(10):
+            shape = (28, 28) if grey else (28, 28, 3)
+            pixels = random.integers(0, 50, shape) + brightness
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{n}.png")
+    return folder
+
+
+def test_sites_with_images_of_their_own(tmp_path: Path) -> None:
+    both = write_images(tmp_path / "k", {"dark": 10, "light": 200})
+    some = write_images(tmp_path / "v", {"light": 200})
+    sites = str(tmp_path / "sites")
+    nodes = {
+        1: {"name": "kaunas", "data": str(both), "state-dir": sites},
+        2: {"name": "vilnius", "data": str(some), "state-dir": sites},
+    }
+    settings = {"min_nodes": 2, "train_fraction": 1.0, "rounds": 2, "lr": 0.05, "epochs": 5}
+    with pytest.raises(InputError, match="list all classes in class-names"):
+        go(FakeGrid(app, dict(nodes)), tmp_path, **settings)
+    result = go(FakeGrid(app, nodes), tmp_path, class_names="light, dark", **settings)
+    rows = (result.folder / "clients.csv").read_text().splitlines()
+    assert [row.split(",")[:5] for row in rows[1:]] == [
+        ["0", "kaunas", "16", "4", "2"],
+        ["1", "vilnius", "8", "2", "1"],
+    ]
+    assert result.mean_accuracy == 1.0
+    (folder,) = (tmp_path / "sites" / "kaunas").glob("*/model")
+    assert json.loads((folder / "model.json").read_text())["class_names"] == ["light", "dark"]
+    light = torch.full((1, 1, 28, 28), 225 * 2 / 255 - 1)
+    assert int(pfedfda.load_model(folder)(light).argmax()) == 0
+
+
+def test_a_site_without_its_images_says_so(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    grid.nodes[3] = {"name": "klaipeda", "data": str(tmp_path / "nowhere")}
+    said: list[str] = []
+
+    class Ears(Observer):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    with pytest.raises(InputError, match="2 of 3 sites"):
+        serve(grid, read_run_config(RUN | {"output": str(tmp_path)}), Ears(), poll=0.01)
+    assert len(said) == 1
+    assert "Node 3 cannot take part" in said[0]

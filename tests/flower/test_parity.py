@@ -1,0 +1,64 @@
+"""The same federation on one machine and on Flower ends with the same tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pfedfda
+from pfedfda.experiment.observers import Observer
+from pfedfda.experiment.personal import load_finished
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
+
+from pfedfda.flower.client_app import app
+from pfedfda.flower.server_app import serve
+from pfedfda.flower.settings import read_run_config
+from tests.flower.grids import FakeGrid
+
+SETTINGS: dict[str, Any] = {
+    "source": "digits",
+    "clients": 4,
+    "alpha": 0.3,
+    "train_fraction": 0.1,
+    "rounds": 3,
+    "participation": 0.5,
+    "eval_every": 2,
+    "epochs": 1,
+    "batch_size": 16,
+    "lr": 0.02,
+    "seed": 3,
+}
+
+
+def on_flower(tmp_path: Path, method: str, **settings: Any) -> pfedfda.RunResult:
+    nodes = {
+        100 + n: {"partition-id": 3 - n, "state-dir": str(tmp_path / "sites")} for n in range(4)
+    }
+    run_config = {
+        **SETTINGS,
+        "method": method,
+        "min-nodes": 4,
+        "output": str(tmp_path),
+        "name": "flower",
+        **settings,
+    }
+    return serve(FakeGrid(app, nodes), read_run_config(run_config), Observer(), poll=0.01)
+
+
+@pytest.mark.parametrize("method", sorted(pfedfda.all_methods()))
+def test_final_tensors_and_accuracies_are_those_of_a_local_run(method: str, tmp_path: Path) -> None:
+    local = pfedfda.run(method, output=tmp_path, name="local", workers=0, quiet=True, **SETTINGS)
+    flower = on_flower(tmp_path, method)
+
+    expected = load_finished(local.folder).state
+    found = load_finished(flower.folder).state
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    for after, before in zip(flower.metrics, local.metrics, strict=True):
+        same = {name for name in before if name != "seconds"}
+        assert {n: after[n] for n in same} == {n: before[n] for n in same}
+    table = (flower.folder / "clients.csv").read_text()
+    assert table == (local.folder / "clients.csv").read_text()

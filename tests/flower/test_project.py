@@ -1,0 +1,84 @@
+"""``pfedfda federate init`` and the example that is the same."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pfedfda.cli import main
+from pfedfda.flower.project import TEMPLATE, init
+from pfedfda.flower.settings import read_run_config
+from pfedfda.methods import find_method
+from tests.flower.loopback import QUIET
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_a_project_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", "init", str(tmp_path / "mine")]) == 0
+    assert files(tmp_path / "mine") == files(TEMPLATE)
+    capsys.readouterr()
+    assert main(["federate", "init", str(tmp_path / "mine")]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["initialise"], ["init"], ["init", "a", "b"], ["init", "-x"]])
+def test_other_words_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_example_is_the_same_project() -> None:
+    example = files(EXAMPLE)
+    del example["loopback.sh"]
+    assert example == files(TEMPLATE)
+
+
+def test_the_settings_of_the_project_are_settings_of_ours() -> None:
+    project = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())
+    run_config = project["tool"]["flwr"]["app"]["config"]
+    assert run_config.pop("hyperparameters") == {}
+    settings = read_run_config(run_config)
+    assert settings.config.methods == {"pfedfda": find_method("pfedfda")()}
+    assert settings.config.schedule.rounds == 10
+    assert settings.config.output.name is None
+    assert settings.server.min_nodes == 3
+
+
+def test_nobody_else_needs_flower() -> None:
+    """The package and its commands work where Flower cannot be imported."""
+    program = (
+        "import sys; sys.modules['flwr'] = None\n"
+        "import pfedfda.cli; raise SystemExit(pfedfda.cli.main(['methods']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_the_programs_travel_to_the_sites(tmp_path: Path) -> None:
+    """Keys, results and personal models may lie beside the app when it is packed."""
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
+    app = tmp_path / "app"
+    init(app)
+    for name in ("runs/run/roster.json", "sites/a/model.json", "ca.key", "flwr/config.toml"):
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text("{}")
+    flwr = Path(sys.executable).parent / "flwr"
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path / "home")}
+    subprocess.run([flwr, "build"], cwd=app, env=environment, check=True, capture_output=True)
+    (fab,) = app.glob("*.fab")
+    packed = zipfile.ZipFile(fab).namelist()
+    programs = {f"federation/{name}.py" for name in ("__init__", "client", "server")}
+    assert set(packed) == programs | {"pyproject.toml", ".info/CONTENT"}

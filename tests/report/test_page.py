@@ -1,0 +1,303 @@
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pfedfda.data import Federation
+from pfedfda.errors import InputError
+from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
+from pfedfda.report.federation import write_federation_file
+from pfedfda.report.page import render
+from pfedfda.report.runs import read_groups
+from tests.report.fake_runs import change_summary, write_comparison, write_run
+
+EVIL = "<script>alert(1)</script>\"'&"
+VOID = {"meta", "input", "br"}
+
+
+class Reader(HTMLParser):
+    """Reads a page, and checks that every element that is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def count(self, tag: str, **attributes: str) -> int:
+        return sum(
+            t == tag and all(a.get(k.rstrip("_")) == v for k, v in attributes.items())
+            for t, a in self.seen
+        )
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+def page_of(*folders: Path, suite: PaperTable | None = None) -> Reader:
+    return Reader(render(read_groups(folders), folders[0], "a title", suite))
+
+
+def test_report_is_written_with_its_figures(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"], beta=True)
+    path = write_report([folder], tmp_path / "report")
+    assert path == tmp_path / "report" / "report.html"
+    page = Reader(path.read_text())
+    assert page.text.count("2 methods on digits") == 2  # title and heading
+    for name in ("accuracy-by-round", "accuracy-by-client", "beta", "time", "bytes-by-round"):
+        with Image.open(path.parent / "figures" / f"{name}.png") as image:
+            assert image.size[0] > 500
+        assert "<svg" in (path.parent / "figures" / f"{name}.svg").read_text()
+    before = {p.name: p.read_bytes() for p in path.parent.rglob("*.*")}
+    write_report([folder], tmp_path / "report")  # the same runs give the same bytes
+    assert before == {p.name: p.read_bytes() for p in path.parent.rglob("*.*")}
+
+
+def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
+    page = page_of(folder)
+    for tag, attributes in page.seen:
+        assert tag not in ("link", "img", "iframe", "image", "use")
+        assert "src" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert "://" not in str(attributes.get("href", ""))
+    assert "url(" not in page.text
+    assert "@import" not in page.text
+
+
+def test_numbers_of_the_summary_are_in_the_table(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
+    page = page_of(folder)
+    for method in ("local", "pfedfda"):
+        summary = json.loads((folder / method / "summary.json").read_text())
+        assert page.count("td", **{"data-v": repr(summary["mean_accuracy"])}) == 1
+        assert f"{summary['mean_accuracy']:.3f}" in page.text
+
+
+def test_names_from_files_are_never_markup(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "a<b>&",
+        EVIL,
+        beta=True,
+        shifted=True,
+        new_clients=True,
+        source=EVIL,
+        names=EVIL + "{}",
+    )
+    change_summary(
+        folder,
+        status="stopped",
+        reason=EVIL,
+        machine={"date": EVIL, "system": EVIL, "python": EVIL},
+        seconds={"total": 2.0, EVIL: 1.0, "clients": {EVIL: 1.0}},
+    )
+    for path in ("clients.csv", "new_clients.csv"):
+        text = (folder / path).read_text()
+        (folder / path).write_text(text.replace("shot_noise", "<script>x</script>"))
+    counts = {"class_names": [EVIL, "b"], "names": [EVIL] * 12, "counts": [[1, 2]] * 12}
+    (folder / "federation.json").write_text(json.dumps(counts))
+    suite = PaperTable(EVIL, [EVIL], [PaperRow(EVIL, [PaperCell(0.5, 0.1, 0.6, 0.1)])], [EVIL])
+    text = write_report([folder], tmp_path / "report", title=EVIL, suite=suite).read_text()
+    page = Reader(text)
+    assert page.count("script") == 1
+    assert page.count("svg", class_="chart wide") > 5
+    assert re.findall(r"<script>(.{12})", text, re.DOTALL) == ['"use strict"']
+    for name in ("title", "aria-label"):  # nothing has broken out of an attribute
+        values = [a[name] for _, a in page.seen if name in a]
+        assert all("<script" not in value or EVIL[:9] in value for value in values if value)
+
+
+def test_names_that_cannot_be_printed_do_no_harm(tmp_path: Path) -> None:
+    odd = "a\x00b\x1b[31m\ud800$\\frac{\u4e2d\n"
+    folder = write_run(tmp_path / "run")
+    change_summary(folder, method=odd, reason=odd, status=odd, seconds={"total": 1.0, odd: 1.0})
+    counts = {"class_names": [odd], "names": [odd], "counts": [[3]]}
+    (folder / "federation.json").write_text(json.dumps(counts))
+    page = Reader(write_report([folder], tmp_path).read_text())
+    assert "a\ufffdb\ufffd[31m\ufffd$\\frac{\u4e2d\ufffd" in page.text
+
+
+def test_stopped_run_without_evaluation(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=1)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "clients.csv").unlink()
+    gone = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
+    change_summary(folder, status="stopped", reason="It was interrupted.", **dict.fromkeys(gone))
+    page = Reader(write_report([folder], tmp_path).read_text())
+    assert "no evaluation yet" in page.text
+    assert "stopped after 1 round: It was interrupted." in page.text
+
+
+@pytest.mark.parametrize("clients", [1, 450])
+def test_one_round_and_few_or_many_clients(tmp_path: Path, clients: int) -> None:
+    folder = write_run(tmp_path / "run", rounds=1, clients=clients, beta=True)
+    page = Reader(write_report([folder], tmp_path).read_text())
+    assert f"over {clients} client" in page.text
+    assert ("250 more clients" in page.text) == (clients == 450)
+
+
+def test_undefined_numbers_are_shown_as_dashes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", beta=True)
+    for name in ("summary.json", "metrics.jsonl"):
+        text = re.sub(r'(accuracy": )[0-9.]+', r"\1NaN", (folder / name).read_text())
+        (folder / name).write_text(text)
+    text = re.sub(r",0\.[0-9]+", ",nan", (folder / "clients.csv").read_text())
+    (folder / "clients.csv").write_text(text)
+    page = Reader(write_report([folder], tmp_path).read_text())
+    assert "nan" not in [word.lower() for word in page.words]
+    assert page.count("td", **{"data-v": ""}) >= 4
+
+
+def test_comparison_keeps_its_order_and_names_what_is_missing(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["pfedfda", "apfl", "local"])
+    (folder / "apfl" / "summary.json").unlink()
+    (group,) = read_groups([folder])
+    assert [run.method for run in group.runs] == ["pfedfda", "local"]
+    assert group.unfinished == ["APFL"]
+    assert "APFL has no results yet." in page_of(folder).text
+
+
+def test_runs_on_different_federations_do_not_share_a_plot(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / source, source=source) for source in ("cifar10", "digits")]
+    groups = read_groups(folders)
+    assert [group.heading for group in groups] == ["cifar10", "digits"]
+    page = page_of(*folders)
+    assert page.count("figure", id="g0-accuracy") == page.count("figure", id="g1-accuracy") == 1
+    assert "pFedFDA on 2 federations" in write_report(folders, tmp_path).read_text()
+    assert (tmp_path / "figures" / "2-time.png").exists()
+
+
+def test_two_runs_of_a_method_get_different_labels(tmp_path: Path) -> None:
+    seeds = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (0, 1)]
+    (group,) = read_groups(seeds)
+    assert [run.label for run in group.runs] == ["pFedFDA, seed 0", "pFedFDA, seed 1"]
+    again = write_run(tmp_path / "again", seed=1)
+    (group,) = read_groups([*seeds, again])
+    assert len({run.label for run in group.runs}) == 3
+
+
+def test_paper_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    cells = [PaperCell(0.5, 0.1, 0.625, 0.2), PaperCell(0.5), PaperCell(None, None, 0.25)]
+    suite = PaperTable("Table 1", ["a", "b", "c"], [PaperRow("pFedFDA", cells)], ["Fewer rounds."])
+    assert [cell.difference for cell in cells] == [0.125, None, None]
+    page = page_of(folder, suite=suite)
+    for text in ("0.125", "+0.125", "0.625", "Fewer rounds.", "over 1 of 3 numbers"):
+        assert text in page.text
+    many = PaperTable("Table 1", list("abcd"), [PaperRow("x", [*cells, PaperCell(0.5, 0, 0.4)])])
+    page = page_of(folder, suite=many)
+    assert page.count("tr", class_="difference") == 1
+    assert "\u22120.100" in page.text
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        PaperTable("Table 1", ["a", "b"], [PaperRow("x", [PaperCell()])])
+
+
+def test_class_counts_are_those_of_the_training_labels(tiny: Federation, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", clients=len(tiny))
+    assert "Who holds what" not in page_of(folder).text
+    write_federation_file(tiny, folder)
+    (group,) = read_groups([folder])
+    assert group.counts is not None
+    assert [sum(row) for row in group.counts.counts] == tiny.train_sizes.tolist()
+    assert "Who holds what" in page_of(folder).text
+    held = sum(count > 0 for row in group.counts.counts for count in row)
+    assert page_of(folder).count("circle", class_="bubble") == 2 * held  # wide and narrow
+
+
+def test_beta_by_corruption_is_the_mean_over_clients(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", beta=True, shifted=True)
+    lines = ["client,name,train_samples,corruption,severity,accuracy,beta"]
+    lines += ["0,a,5,fog,2,0.5,0.25", "1,b,5,fog,2,0.5,0.75", "2,c,5,,0,0.5,0.125"]
+    (folder / "clients.csv").write_text("\n".join(lines))
+    page = page_of(folder)
+    assert page.count("td", style="--v:0.50", title="2 clients") == 2  # the cell, and the row
+    assert page.count("td", style="--v:0.12", title="1 client") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", None),
+        ("summary.json", "{"),
+        ("summary.json", "[]"),
+        ("summary.json", "[" * 100_000),
+        ("summary.json", '{"status": "complete"}'),
+        ("summary.json", '{"method": "x", "mean_accuracy": "high"}'),
+        ("summary.json", '{"method": "x", "mean_accuracy": true}'),
+        ("summary.json", '{"method": "x", "mean_accuracy": 1e300}'),
+        ("summary.json", '{"method": "x", "seconds": 3}'),
+        ("summary.json", '{"method": "x", "rounds": [1]}'),
+        ("config.toml", None),
+        ("config.toml", "a = "),
+        ("config.toml", "federation = 3"),
+        ("config.toml", b"\xff"),
+        ("metrics.jsonl", None),
+        ("metrics.jsonl", ""),
+        ("metrics.jsonl", "{}"),
+        ("metrics.jsonl", '{"round": 1}\nnot json'),
+        ("clients.csv", None),
+        ("clients.csv", "client,name\n1,2\n"),
+        ("clients.csv", "client,accuracy\n1\n"),
+        ("clients.csv", "client,accuracy\n1,high\n"),
+        ("clients.csv", 'client,accuracy\n1,"x'),
+        ("new_clients.csv", "client\n1\n"),
+        ("federation.json", "{}"),
+        ("federation.json", '{"class_names": ["a"], "names": ["x"], "counts": [[-1]]}'),
+        ("federation.json", '{"class_names": ["a"], "names": ["x"], "counts": [[1, 2]]}'),
+        ("federation.json", '{"class_names": ["a"], "names": ["x"], "counts": [[1], [2]]}'),
+    ],
+)
+def test_broken_files_are_named_in_one_sentence(
+    name: str, content: str | bytes | None, tmp_path: Path
+) -> None:
+    path = write_run(tmp_path / "run") / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=re.escape(str(path))) as caught:
+        write_report([path.parent], tmp_path / "report")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_run_named_twice_is_shown_once(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
+    (group,) = read_groups([folder, folder / "pfedfda"])
+    assert [run.label for run in group.runs] == ["Local", "pFedFDA"]
+
+
+def test_matplotlib_is_imported_only_to_draw() -> None:
+    script = "import sys, pfedfda.report, pfedfda.cli; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+    for folders in ([], [tmp_path / "nowhere"], [tmp_path]):
+        with pytest.raises(InputError):
+            write_report(folders, tmp_path / "report")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_report([write_run(tmp_path / "run")], tmp_path / "file")
