@@ -1,8 +1,8 @@
-"""Write docs/reproduction.md and its figures from results/: ``python docs/write_reproduction.py``.
+"""Write what the files in results/ say: ``python docs/write_reproduction.py``.
 
-The files in results/ come from ``pfedfda reproduce SUITE --results results``. All on the page
-is computed from them, so it cannot say anything else; what explains the numbers is in
-docs/differences.md.
+That is docs/reproduction.md with its figures, and the table in README.md. The files come from
+``pfedfda reproduce SUITE --results results``. All on the page is computed from them, so it cannot
+say anything else; what explains the numbers is in docs/differences.md.
 """
 
 import sys
@@ -26,13 +26,15 @@ from pfedfda.report.figures import MARKERS
 from pfedfda.report.styles import style_of
 
 ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- Table 1, by docs/write_reproduction.py -->\n", "<!-- end of Table 1 -->\n"
 INTRODUCTION = """\
 # The paper's numbers and ours
 
 This page is written by `python docs/write_reproduction.py` from the files in `results/`, each the
 record of one run by `pfedfda reproduce`. A cell shows our mean over clients with the standard
 deviation over clients in brackets, the paper's numbers below it in italics, and the difference of
-the means. Seed 0 unless a note says otherwise. What explains the differences is in
+the means, in bold if it is larger than two standard errors over clients (as if the two means were
+independent). Seed 0 unless a note says otherwise. What explains the differences is in
 [differences.md](differences.md); what the paper does not say, and what we took in its place, is
 listed in `pfedfda.paper.settings.NOT_STATED`.
 
@@ -43,6 +45,9 @@ The runs were made on: {machines}.
 def main() -> None:
     """Write the page and the figures."""
     (ROOT / "docs" / "reproduction.md").write_text(page(ROOT / "results"), encoding="utf-8")
+    readme = ROOT / "README.md"
+    text = with_headline(readme.read_text(encoding="utf-8"), ROOT / "results")
+    readme.write_text(text, encoding="utf-8")
     records = read_records(ROOT / "results")
     for federation in learning_curves(records):
         draw_curves(federation, records, ROOT / "docs" / "figures")
@@ -90,8 +95,48 @@ def cell_text(cell: PaperCell, digits: int) -> str:
     if cell.paper_mean is not None:
         lines.append(f"*{number(cell.paper_mean, cell.paper_std)}*")
     if cell.difference is not None:
-        lines.append(f"{cell.difference:+.{digits}f}")
+        lines.append(difference_text(cell, digits))
     return "<br>".join(lines)
+
+
+def difference_text(cell: PaperCell, digits: int) -> str:
+    text = f"{cell.difference:+.{digits}f}"
+    clear = cell.standard_errors is not None and abs(cell.standard_errors) > 2
+    return f"**{text}**" if clear else text
+
+
+def with_headline(text: str, results: Path) -> str:
+    """Return the README's text with the table of the headline as the results have it."""
+    tables = {suite.key: table for suite, table in tables_of_records(results, SUITES.values())}
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    lines = headline(tables["table1"]) if "table1" in tables else ["No runs yet."]
+    return before + BEGIN + "\n".join(["", *lines, "", ""]) + END + after
+
+
+def headline(table: PaperTable) -> list[str]:
+    """Return the rows of Table 1 with 25 % of the samples, ours and the paper's side by side."""
+    places = [place for place, column in enumerate(table.columns) if column.endswith("@25")]
+    names = [table.columns[place].partition("@")[0].upper() for place in places]
+    lines = [
+        "| 25 % of the samples | "
+        + " | ".join(f"{name}, ours | paper | difference" for name in names)
+        + " |",
+        "|---|" + "---:|---:|---:|" * len(places),
+    ]
+    for row in table.rows:
+        words = [row.label]
+        for cell in (row.cells[place] for place in places):
+            ours, paper = (
+                "-" if mean is None else f"{mean:.3f} ({std:.2f})"
+                for mean, std in (
+                    (cell.ours_mean, cell.ours_std),
+                    (cell.paper_mean, cell.paper_std),
+                )
+            )
+            words += [ours, paper, "-" if cell.difference is None else difference_text(cell, 3)]
+        lines.append("| " + " | ".join(words) + " |")
+    return lines
 
 
 def learning_curves(records: Sequence[Any]) -> list[str]:

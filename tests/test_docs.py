@@ -129,7 +129,7 @@ def test_commands_in_the_pages_are_accepted() -> None:
 
 
 def test_the_page_of_results_says_what_the_results_say() -> None:
-    """docs/reproduction.md is what its script writes from results/, to the byte."""
+    """docs/reproduction.md and the README's table are what the script writes, to the byte."""
     path = ROOT / "docs" / "write_reproduction.py"
     spec = importlib.util.spec_from_file_location("write_reproduction", path)
     assert spec is not None
@@ -137,6 +137,8 @@ def test_the_page_of_results_says_what_the_results_say() -> None:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert (ROOT / "docs" / "reproduction.md").read_text() == script.page(ROOT / "results")
+    readme = (ROOT / "README.md").read_text()
+    assert readme == script.with_headline(readme, ROOT / "results")
 
 
 def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def paper_table(
                     paper_std=published.std if published else None,
                     ours_mean=float(np.mean([mean for mean, _ in values])) if values else None,
                     ours_std=float(np.mean(deviations)) if deviations else None,
+                    clients=found[0]["federation"]["clients"] if found else None,
                 )
             )
         filled.append(PaperRow(row, cells))

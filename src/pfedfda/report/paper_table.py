@@ -1,5 +1,6 @@
 """The paper's numbers beside ours."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +15,15 @@ class PaperCell:
         What the paper reports, None where it reports nothing.
     ours_mean, ours_std
         What was measured here, None where nothing was.
+    clients
+        The number of clients behind the standard deviations, if they are over clients.
     """
 
     paper_mean: float | None = None
     paper_std: float | None = None
     ours_mean: float | None = None
     ours_std: float | None = None
+    clients: int | None = None
 
     @property
     def difference(self) -> float | None:
@@ -27,6 +31,14 @@ class PaperCell:
         if self.paper_mean is None or self.ours_mean is None:
             return None
         return self.ours_mean - self.paper_mean
+
+    @property
+    def standard_errors(self) -> float | None:
+        """The difference in standard errors over clients, as if both means were independent."""
+        if self.difference is None or not self.clients or not (self.ours_std and self.paper_std):
+            return None
+        error = math.sqrt((self.ours_std**2 + self.paper_std**2) / self.clients)
+        return self.difference / error
 
 
 @dataclass(frozen=True)
