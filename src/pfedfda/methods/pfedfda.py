@@ -14,8 +14,8 @@ others. Each is a hyper-parameter; four named presets fix them all:
 - ``pfedfda-paper``: Algorithm 1 as written, with a ridge that trains;
 - ``pfedfda-released``: what the released program does;
 - ``pfedfda-pooled``: the server pools plain estimates, and β is fitted when a client personalises;
-- ``pfedfda``: the default, pooled statistics of the features before training (docs/search.md says
-  how it was chosen).
+- ``pfedfda``: the default, pooled statistics of the features of a round's first epoch
+  (docs/search.md says how it was chosen).
 """
 
 from collections.abc import Iterable, Iterator
@@ -128,7 +128,7 @@ class PFedFDA(Method):
     folds: int = 2
     grouped_folds: bool = True
     solver: Literal["spectral", "reference", "clipped"] = "spectral"
-    features: Literal["all", "first", "last", "before", "after"] = "before"
+    features: Literal["all", "first", "last", "before", "after"] = "first"
     personal: Literal["stored", "fresh"] = "fresh"
     initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
     initial_scale: float = 0.3
@@ -218,7 +218,8 @@ class PFedFDA(Method):
                 of_client = tensors.pop("counts").double()
                 means = tensors.pop("means").double()
                 sums.add_(of_client[:, None] * means)
-                squares.add_(means.T @ (of_client[:, None] * means))
+                if self.scatter == "total":
+                    squares.add_(means.T @ (of_client[:, None] * means))
                 counts.add_(of_client)
                 yield replace(update, tensors=tensors)
 
