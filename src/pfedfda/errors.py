@@ -18,6 +18,10 @@ class RunStoppedError(PfedfdaError):
     """A run ended before its last round; what it had is on disk."""
 
 
+class DivergedRunError(RunStoppedError):
+    """Training went astray; taking the run up again would only repeat it."""
+
+
 def shown(value: object) -> str:
     """Return a value for an error message, shortened if it is long."""
     try:

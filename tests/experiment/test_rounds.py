@@ -156,8 +156,9 @@ def test_a_run_that_breaks_off_leaves_its_complete_rounds(
 
 
 def test_divergence_is_said_plainly(tiny_config: FederationConfig, tmp_path: Path) -> None:
-    with pytest.raises(RunStoppedError, match="diverged.*smaller --lr"):
+    with pytest.raises(RunStoppedError, match="diverged.*smaller --lr") as caught:
         run("fedavg", tiny_config, rounds=9, lr=1e6, workers=0, output=tmp_path, quiet=True)
+    assert "To go on" not in str(caught.value)  # it would only diverge again
 
 
 def test_folders_never_collide(tiny_config: FederationConfig, tmp_path: Path) -> None:

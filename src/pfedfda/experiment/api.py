@@ -9,7 +9,7 @@ from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.engine import EngineConfig, LocalEngine, one_thread
-from pfedfda.errors import InputError, RunStoppedError
+from pfedfda.errors import DivergedRunError, InputError, RunStoppedError
 from pfedfda.experiment.config import Config, make_config, read_config, write_config
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.results import (
@@ -20,7 +20,7 @@ from pfedfda.experiment.results import (
     write_csv,
     write_text,
 )
-from pfedfda.experiment.rounds import DivergedRunError, run_rounds
+from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import refuse_links
 from pfedfda.methods import Method, Task, expand_names, find_method
 from pfedfda.report.federation import write_federation_file

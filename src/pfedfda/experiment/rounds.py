@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from pfedfda.data import CORRUPTIONS
 from pfedfda.data.shift import Shift, frost_photos
 from pfedfda.engine import Engine, Outcome
-from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
+from pfedfda.errors import DivergedRunError, InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.checkpoint import Checkpoint, sole_use
 from pfedfda.experiment.checks import fault_of
@@ -32,10 +32,6 @@ MIN_FAILURES = 10
 
 class InterruptedRunError(RunStoppedError):
     """The user stopped the run."""
-
-
-class DivergedRunError(RunStoppedError):
-    """Training went astray; taking the run up again would only repeat it."""
 
 
 @dataclass

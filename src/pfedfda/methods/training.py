@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pfedfda.errors import RunStoppedError
+from pfedfda.errors import DivergedRunError
 from pfedfda.methods.base import Client
 
 
@@ -73,7 +73,7 @@ def sgd(
 
     Raises
     ------
-    RunStoppedError
+    DivergedRunError
         If the loss becomes infinite or undefined.
     """
     settings = client.task.training
@@ -107,7 +107,7 @@ def sgd(
         mean = total.item() / max(count, 1)
     client.model.requires_grad_(True)
     if not math.isfinite(mean):
-        raise RunStoppedError(
+        raise DivergedRunError(
             f"Training diverged: the loss of client {client.client_id} is not finite in round "
             f"{client.round}; a smaller --lr usually helps."
         )
