@@ -33,8 +33,8 @@ def test_every_run_of_every_table_is_a_configuration(key: str, federation: str) 
 
 
 def test_the_defaults_of_training_are_the_papers() -> None:
-    """Only the number of clients is left to the federation, and initial weights are torch's."""
-    common = {name: value for name, value in COMMON.items() if name not in ("clients", "init")}
+    """Only the number of clients is left to the federation."""
+    common = {name: value for name, value in COMMON.items() if name != "clients"}
     assert make_config({}, **common) == Config({})
 
 

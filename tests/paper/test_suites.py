@@ -33,7 +33,7 @@ def test_every_run_has_the_papers_settings(key: str) -> None:
         config = need.config()
         assert config.schedule.rounds == 200
         assert (config.training.lr, config.training.momentum) == (0.01, 0.5)
-        assert config.model.init == "he"
+        assert config.model.init == "torch"
         assert config.federation.train_share == 0.8
         ((name, method),) = config.methods.items()
         assert name == need.method

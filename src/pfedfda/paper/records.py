@@ -13,7 +13,7 @@ from pfedfda.errors import InputError
 from pfedfda.experiment.results import RunResult, write_text
 from pfedfda.paper.suites import Need, Record
 
-FORMAT = 1
+FORMAT = 2
 SUMMARY = (
     "status",
     "reason",
@@ -48,6 +48,8 @@ def make_record(need: Need, result: RunResult, seed: int) -> dict[str, Any]:
         "need": _plain(need),
         "seed": seed,
         "hyperparameters": asdict(method),
+        "model": asdict(config.model),
+        "training": asdict(config.training),
         "federation": {
             "clients": len(clients),
             "domains": sorted({row["domain"] for row in clients if row.get("domain")}),
@@ -101,13 +103,19 @@ def read_records(folder: Path) -> list[Record]:
 def matching(need: Need, records: Iterable[Record]) -> list[Record]:
     """Return the records of a needed run with the most rounds, one for each seed.
 
-    Runs that were made with other hyper-parameters than those the method has today do not count.
+    Runs that were made with other settings than those that they would be made with today do not
+    count.
     """
-    (method,) = need.config().methods.values()
+    config = need.config()
+    (method,) = config.methods.values()
+    today = {
+        "need": _plain(need),
+        "hyperparameters": asdict(method),
+        "model": asdict(config.model),
+        "training": asdict(config.training),
+    }
     same = [
-        record
-        for record in records
-        if record["need"] == _plain(need) and record["hyperparameters"] == asdict(method)
+        record for record in records if all(record[name] == value for name, value in today.items())
     ]
     most = max((record["rounds"] for record in same), default=0)
     return [record for record in same if record["rounds"] == most]
