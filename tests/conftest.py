@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from hypothesis import settings
 from PIL import Image
 
 from pfedfda.data import Federation, FederationConfig, prepare
+
+# A shell's background job ignores Ctrl-C and so would all processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run: a failure is there for everybody, and goes away only when mended.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
