@@ -14,8 +14,8 @@ others. Each is a hyper-parameter; four named presets fix them all:
 - ``pfedfda-paper``: Algorithm 1 as written, with a ridge that trains;
 - ``pfedfda-released``: what the released program does;
 - ``pfedfda-pooled``: the server pools plain estimates, and β is fitted when a client personalises;
-- ``pfedfda``: the default, pooled statistics of the features of a round's first epoch, and a small
-  ridge (docs/search.md says how it was chosen).
+- ``pfedfda``: the default, pooled statistics of the features of a round's first epoch
+  (docs/search.md says how it was chosen).
 """
 
 from collections.abc import Iterable, Iterator
@@ -121,7 +121,7 @@ class PFedFDA(Method):
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
     keep: float = 0.2
-    ridge: float = 0.03
+    ridge: float = 0.1
     relative_ridge: bool = False
     scatter: Literal["within", "total"] = "within"
     betas: Literal["single", "multiple", "none"] = "single"
