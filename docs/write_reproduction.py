@@ -164,7 +164,7 @@ def time_to_accuracy(federation: str, records: Sequence[Any]) -> str:
         lines += [
             f"Until the final accuracy of the preset `pfedfda-released`, {goal:.3f}, is reached "
             f"(evaluated after every 20th round, so rounds are to the next 20; seconds include the "
-            f"evaluations, and other work went on at the same time, so they are rough):",
+            f"evaluations, and the machine was shared, so they are rough):",
             "",
             "| method | rounds | seconds |",
             "|---|---:|---:|",
