@@ -5,7 +5,6 @@ That is docs/reproduction.md with its figures, and the table in README.md. The f
 say anything else; what explains the numbers is in docs/differences.md.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from pfedfda.paper.communication import paper_loads
 from pfedfda.paper.published import published_table
@@ -51,6 +51,8 @@ def main() -> None:
     records = read_records(ROOT / "results")
     for federation in learning_curves(records):
         draw_curves(federation, records, ROOT / "docs" / "figures")
+    for federation in with_betas(records):
+        draw_betas(federation, records, ROOT / "docs" / "figures")
 
 
 def page(results: Path) -> str:
@@ -59,6 +61,8 @@ def page(results: Path) -> str:
     parts = [INTRODUCTION.format(machines="; ".join(sorted({machine(r) for r in records})) or "-")]
     for suite, table in tables_of_records(results, SUITES.values()):
         parts.append(f"## {table.title}\n\n{markdown(table, suite.key)}")
+    for federation in with_betas(records):
+        parts.append(betas(federation, records))
     for federation in learning_curves(records):
         parts.append(time_to_accuracy(federation, records))
     parts.append(communication())
@@ -157,8 +161,8 @@ def time_to_accuracy(federation: str, records: Sequence[Any]) -> str:
     """Return how long each method took to reach the final accuracy of the released preset."""
     own = [r for r in records if plain(r) and r["need"]["federation"] == federation]
     released = [r for r in own if r["need"]["method"] == "pfedfda-released"]
-    stem = figure_name(federation)
-    lines = [f"## Learning on {federation}", "", f"![accuracy by round](figures/{stem})", ""]
+    figure = figure_name("learning", federation)
+    lines = [f"## Learning on {federation}", "", f"![accuracy by round](figures/{figure})", ""]
     if released:
         goal = released[0]["mean_accuracy"]
         lines += [
@@ -181,13 +185,12 @@ def time_to_accuracy(federation: str, records: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def figure_name(federation: str) -> str:
-    return f"learning-{federation.replace('@', '-')}.svg"
+def figure_name(kind: str, federation: str) -> str:
+    return f"{kind}-{federation.replace('@', '-')}.svg"
 
 
 def draw_curves(federation: str, records: Sequence[Any], folder: Path) -> None:
     """Draw accuracy by round of all methods on a federation."""
-    mpl.rcParams["svg.hashsalt"] = "pfedfda"
     figure, axes = plt.subplots(figsize=(8, 4.5))
     for record in records:
         if plain(record) and record["need"]["federation"] == federation:
@@ -205,8 +208,69 @@ def draw_curves(federation: str, records: Sequence[Any], folder: Path) -> None:
     axes.set_title(federation)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=2)
+    save(figure, folder / figure_name("learning", federation))
+
+
+def with_betas(records: Sequence[Any]) -> list[str]:
+    """Return the federations with corrupted clients on which clients fitted a β."""
+    found = {r["need"]["federation"] for r in records if plain(r) and len(r["betas"] or {}) > 1}
+    return sorted(found)
+
+
+def records_with_betas(federation: str, records: Sequence[Any]) -> list[Any]:
+    own = [r for r in records if plain(r) and r["need"]["federation"] == federation]
+    return [record for record in own if record["betas"]]
+
+
+def betas(federation: str, records: Sequence[Any]) -> str:
+    """Return the figure of β by corruption, and what it says in the mean."""
+    lines = [
+        f"## β by corruption on {federation}",
+        "",
+        f"![β by corruption](figures/{figure_name('beta', federation)})",
+        "",
+        "Means over the clients of a corruption, lines to one standard error on both sides. 0 is "
+        "the Gaussians of the federation, 1 the client's own. In the mean over all:",
+        "",
+        "| method | β of corrupted clients | β of the others |",
+        "|---|---:|---:|",
+    ]
+    for record in records_with_betas(federation, records):
+        shifted = [value for kind, value in record["betas"].items() if kind != "clean"]
+        clients = sum(value["clients"] for value in shifted)
+        mean = sum(value["mean"] * value["clients"] for value in shifted) / clients
+        clean = record["betas"]["clean"]["mean"]
+        lines.append(f"| {record['need']['method']} | {mean:.3f} | {clean:.3f} |")
+    return "\n".join([*lines, ""])
+
+
+def draw_betas(federation: str, records: Sequence[Any], folder: Path) -> None:
+    """Draw the mean β by corruption, the presets of pFedFDA side by side."""
+    own = records_with_betas(federation, records)
+    kinds = sorted(own[0]["betas"], key=lambda kind: own[0]["betas"][kind]["mean"])
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    for place, record in enumerate(own):
+        style = style_of(record["need"]["method"])
+        values = [record["betas"][kind] for kind in kinds]
+        axes.errorbar(
+            [value["mean"] for value in values],
+            [row + 0.2 * (place - (len(own) - 1) / 2) for row in range(len(kinds))],
+            xerr=[value["std"] / value["clients"] ** 0.5 for value in values],
+            fmt=MARKERS[style.marker], color=style.light, markersize=5, elinewidth=1,
+            label=style.title,
+        )  # fmt: skip
+    axes.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds])
+    axes.set_xlabel("mean β over the clients of a corruption: 0 global, 1 local")
+    axes.set_title(federation)
+    axes.grid(alpha=0.3, axis="x")
+    axes.legend(fontsize=8, loc="lower right")
+    save(figure, folder / figure_name("beta", federation))
+
+
+def save(figure: Figure, path: Path) -> None:
+    mpl.rcParams["svg.hashsalt"] = "pfedfda"
     figure.tight_layout()
-    figure.savefig(folder / figure_name(federation), metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
@@ -233,4 +297,4 @@ def communication() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
