@@ -24,8 +24,10 @@ def test_released_has_only_ten_pairs() -> None:
     pairs = assign_shift("released", None, 100)
     assert len(pairs) == 50
     assert len(set(pairs.values())) == 10
-    assert pairs[13].corruption == CORRUPTIONS[3]
-    assert pairs[13].severity == 4
+    assert {pair.corruption for pair in pairs.values()} == set(CORRUPTIONS)
+    assert pairs[0] == pairs[40] == ("motion_blur", 1)
+    assert pairs[13] == ("shot_noise", 4)
+    assert pairs[9] == pairs[49] == ("contrast", 5)
 
 
 def test_no_shift() -> None:

@@ -26,6 +26,7 @@ COMMON = {
     "scatter": "within",
     "folds": 2,
     "features": "all",
+    "rare_class": 0,
     "initial_means": "gaussian",
     "shrinkage": 0.0,
     "drop_last": False,
@@ -64,6 +65,7 @@ PRESETS = {
         "grouped_folds": False,
         "solver": "clipped",
         "personal": "fresh",
+        "rare_class": 2,
         "initial_means": "uniform",
         "initial_scale": 1.0,
         "prior_smoothing": 1e-4,
@@ -368,6 +370,23 @@ def test_stored_personalisation_serves_the_trained_body() -> None:
     assert same(fresh.tensors, update.tensors)  # what serves does not change what is sent
 
 
+def test_rare_classes_can_be_served_with_the_global_mean() -> None:
+    """The means behind the classifier, w = Σ⁻¹μ, are found from a Σ that NumPy estimates."""
+    method = PFedFDA(betas="none", ridge=0.2, rare_class=3)
+    state = method.init(TASK)
+    client = make_client(LABELS)  # four, four and three samples
+    personal = method.personalize(client, method.message(state, 0))
+    features = personal.model.body(to_input(client.samples.images)).detach().double().numpy()
+    labels = np.array(LABELS)
+    own = np.stack([features[labels == c].mean(0) for c in range(3)])
+    centred = features - own[labels]
+    covariance = centred.T @ centred / (len(labels) - 1) + 0.2 * np.eye(features.shape[1])
+    served = personal.model.head.weight.detach().double().numpy() @ covariance
+    np.testing.assert_allclose(served[:2], own[:2], atol=1e-4)
+    np.testing.assert_allclose(served[2:], state["means"][2:], atol=1e-4)
+    assert np.abs(own[2] - served[2]).max() > 0.1
+
+
 def test_absent_classes_are_never_predicted_without_smoothing() -> None:
     method = PFedFDA(prior_smoothing=0.0)
     personal = method.personalize(make_client(LABELS), method.message(method.init(TASK), 0))
@@ -426,6 +445,7 @@ def test_learns_the_digits(tmp_path: Path) -> None:
         {"initial_scale": 0.0},
         {"folds": 1},
         {"prior_smoothing": -0.1},
+        {"rare_class": -1},
         {"shrinkage": 2.0},
         {"personal": "stored"},
         {"statistics": "interpolated", "initial_means": "estimated"},

@@ -52,6 +52,7 @@ def test_the_papers_numbers_beside_ours(tmp_path: Path, capsys: pytest.CaptureFi
     record = json.loads(next((tmp_path / "runs/results").glob("*pfedfda*")).read_text())
     assert record["mean_accuracy"] == runs["pfedfda"].mean_accuracy
     assert record["federation"]["clients"] == 6
+    assert record["federation"]["frost"] is None  # nothing is corrupted here
     rows = csv.DictReader((runs["pfedfda"].folder / "clients.csv").read_text().splitlines())
     betas = [float(row["beta"]) for row in rows]
     assert record["betas"]["clean"]["mean"] == pytest.approx(sum(betas) / 6)

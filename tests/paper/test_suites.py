@@ -4,7 +4,7 @@ import pytest
 
 from pfedfda.errors import InputError
 from pfedfda.paper import METHOD_SETTINGS, TABLES, federation_settings
-from pfedfda.paper.suites import COMPUTED, SUITES, find_suite
+from pfedfda.paper.suites import COMPUTED, SUITES, differences, find_suite
 
 NOT_FROM_A_RUN = {
     "table5": {"overhead"},
@@ -53,6 +53,19 @@ def test_runs_are_shared_between_cells() -> None:
     epochs = {n.config().training.epochs for n in figure4.needs(figure4.rows, figure4.columns)}
     assert 1 in epochs
     assert 5 in epochs
+
+
+def test_what_differs_from_the_papers_setting_is_noted() -> None:
+    def notes(suite: str, clients: int, frost: str | None = None) -> list[str]:
+        need = SUITES[suite].needs(["fedavg"], SUITES[suite].columns[-1:])[0]
+        federation = {"clients": clients, "domains": [], "frost": frost}
+        return differences(need, {"rounds": 200, "status": "complete", "federation": federation})
+
+    assert notes("table1", 100, "photographs") == []
+    assert notes("table1", 90) == ["90 clients instead of 100"]
+    assert len(notes("table1", 100, "drawn")) == 1
+    assert notes("table4", 50) == []  # the other half is new after training
+    assert notes("table4", 100) == ["100 clients instead of 50"]
 
 
 def test_rows_of_presets_stand_beside_the_papers_pfedfda() -> None:

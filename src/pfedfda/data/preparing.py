@@ -24,7 +24,7 @@ from pfedfda.errors import InputError
 from pfedfda.files import read_text
 from pfedfda.seeding import numpy_generator
 
-FORMAT = 2
+FORMAT = 3
 SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
 PrepareProgress = Callable[[str, int, int], None]
 

@@ -15,6 +15,12 @@ from pfedfda.files import read_text
 
 ShiftName = Literal["none", "paper", "released"]
 
+RELEASED_ORDER = (
+    *("motion_blur", "defocus_blur", "gaussian_noise", "shot_noise", "impulse_noise"),
+    *("frost", "fog", "jpeg_compression", "brightness", "contrast"),
+)
+"""The corruptions in the order in which the authors' program assigns them."""
+
 
 class Shift(NamedTuple):
     """A corruption at a severity from 1 to 5."""
@@ -31,7 +37,8 @@ def assign_shift(name: ShiftName, table: Path | None, clients: int) -> dict[int,
     name
         paper: the first half of the clients get corruption-severity pairs that are all different,
         as far as 50 pairs go; released: the assignment of the authors' program, corruption i mod 10
-        at severity i mod 5 + 1, which has only ten different pairs; none.
+        of `RELEASED_ORDER` at severity i mod 5 + 1, which has only ten different pairs, such as
+        contrast at severity 5 only; none.
     table
         A CSV file with the columns client, corruption, severity, in place of a name.
     clients
@@ -41,9 +48,11 @@ def assign_shift(name: ShiftName, table: Path | None, clients: int) -> dict[int,
         return _read_table(table, clients)
     pairs = {}
     for client in range(clients // 2 if name != "none" else 0):
-        corruption = CORRUPTIONS[client % len(CORRUPTIONS)]
-        turn = client if name == "released" else client // len(CORRUPTIONS)
-        pairs[client] = Shift(corruption, SEVERITIES[turn % len(SEVERITIES)])
+        turn, place = divmod(client, len(CORRUPTIONS))
+        if name == "released":
+            pairs[client] = Shift(RELEASED_ORDER[place], SEVERITIES[client % len(SEVERITIES)])
+        else:
+            pairs[client] = Shift(CORRUPTIONS[place], SEVERITIES[turn % len(SEVERITIES)])
     return pairs
 
 

@@ -93,6 +93,9 @@ class PFedFDA(Method):
     personal
         What serves at a client: stored (Algorithm 1: the body and Gaussians of its last training)
         or fresh (the global body, and Gaussians from one pass over the training samples).
+    rare_class
+        Where a client is served with fresh statistics, a class of which it has at most this many
+        samples takes the global mean, as a class that it lacks always does.
     initial_means
         Start of the global means: gaussian (normal around 0) or uniform from 0, at random, or
         estimated (in the first round clients do not train, but send their statistics of the random
@@ -130,6 +133,7 @@ class PFedFDA(Method):
     solver: Literal["spectral", "reference", "clipped"] = "spectral"
     features: Literal["all", "first", "last", "before", "after"] = "first"
     personal: Literal["stored", "fresh"] = "fresh"
+    rare_class: int = 0
     initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
     initial_scale: float = 0.3
     prior_smoothing: float = 1e-4
@@ -146,6 +150,8 @@ class PFedFDA(Method):
             raise InputError(f"keep is {self.keep}; it must lie in [0, 1).")
         if self.folds < 2:
             raise InputError(f"The number of folds is {self.folds}; it must be at least 2.")
+        if self.rare_class < 0:
+            raise InputError(f"rare-class is {self.rare_class}; it must be 0 or more.")
         if not self.prior_smoothing >= 0:
             raise InputError(f"prior-smoothing is {self.prior_smoothing}; it must be 0 or more.")
         if not self.max_norm >= 0:
@@ -254,6 +260,11 @@ class PFedFDA(Method):
         self._load(client.model, message, shared, self._priors(client))
         features, labels, rows = self._extract(client)
         betas, mixed = self._adapt(client, features, labels, rows, shared)
+        if self.rare_class:
+            counts = torch.bincount(labels.cpu(), minlength=len(shared.means))
+            rare = (counts <= self.rare_class)[:, None].to(mixed.means.device)
+            means = torch.where(rare, shared.means.to(mixed.means), mixed.means)
+            mixed = replace(mixed, means=means)
         self._load(client.model, message, mixed, self._priors(client))
         return Personal(client.model, self._metrics(betas))
 
@@ -421,6 +432,7 @@ class PFedFDAReleased(PFedFDA):
     grouped_folds: bool = False
     solver: Literal["spectral", "reference", "clipped"] = "clipped"
     features: Literal["all", "first", "last", "before", "after"] = "all"
+    rare_class: int = 2
     initial_means: Literal["gaussian", "uniform", "estimated"] = "uniform"
     initial_scale: float = 1.0
     shrinkage: float = 1e-4

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError
+from pfedfda.experiment.config import Config
 from pfedfda.experiment.results import RunResult, write_text
 from pfedfda.paper.suites import Need, Record
 
@@ -55,6 +57,7 @@ def make_record(need: Need, result: RunResult, seed: int) -> dict[str, Any]:
             "domains": sorted({row["domain"] for row in clients if row.get("domain")}),
             "train_samples": sum(int(row["train_samples"]) for row in clients),
             "test_samples": sum(int(row["test_samples"]) for row in clients),
+            "frost": _frost(config),
         },
         "betas": _betas(clients),
         "by_round": [
@@ -63,6 +66,13 @@ def make_record(need: Need, result: RunResult, seed: int) -> dict[str, Any]:
         ],
     }
     return record | {name: result.summary[name] for name in SUMMARY if name in result.summary}
+
+
+def _frost(config: Config) -> str | None:
+    """Return what the corruption frost blends in, if there are corruptions."""
+    if config.federation.shift == "none" and not config.schedule.new_clients:
+        return None
+    return "drawn" if frost_photos(config.federation.data_dir) is None else "photographs"
 
 
 def _betas(clients: list[dict[str, str]]) -> dict[str, dict[str, float]]:

@@ -319,13 +319,16 @@ def differences(need: Need, record: Record) -> list[str]:
     if record["status"] != "complete":
         notes.append(f"stopped early: {record.get('reason', 'no reason given')}")
     clients = record["federation"]["clients"]
-    wanted = paper.get("clients")
-    if wanted is not None and clients != wanted:
-        kind = "writers" if need.federation.startswith("emnist") else "clients"
-        notes.append(f"{clients} {kind} instead of {wanted}")
+    if "clients" in paper:
+        wanted = need.config().schedule.trained_clients(paper["clients"])
+        if clients != wanted:
+            kind = "writers" if need.federation.startswith("emnist") else "clients"
+            notes.append(f"{clients} {kind} instead of {wanted}")
     domains = record["federation"]["domains"]
     if domains and "synthdigits" not in domains:
         notes.append("SynthDigits is missing, digits rendered from fonts stand in for it")
+    if record["federation"].get("frost") == "drawn":
+        notes.append("the photographs of frost are missing, frost is drawn in their place")
     if need.method == "pfedfda":
         notes.append("our default pFedFDA, which is not the paper's Algorithm 1")
     return notes
