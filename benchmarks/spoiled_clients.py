@@ -1,10 +1,11 @@
-"""Methods on CIFAR10-S whose corrupted clients have images and labels that do not belong together.
+"""Methods on CIFAR10-S whose corrupted clients hold nothing that could be learned.
 
-The labels are permuted inside of each corrupted client, among its training images and among its
-test images, so that everything but the pairing stays as it is. It is one explanation for the
-paper's numbers with 25 % of the samples, see docs/differences.md:
+Either their labels are permuted, among the training images and among the test images of each, so
+that images and labels do not belong together, or their images are replaced by plain grey ones. Who
+holds how many samples of which class stays as it is. These are attempts to explain the paper's
+numbers with 25 % of the samples, see docs/differences.md:
 
-    python benchmarks/mixed_labels.py --output runs/mixed local fedavg fedavg-ft
+    python benchmarks/spoiled_clients.py images local fedavg fedavg-ft
 """
 
 import argparse
@@ -20,23 +21,31 @@ from pfedfda.experiment import compare
 from pfedfda.experiment.config import make_config
 from pfedfda.seeding import numpy_generator
 
+GREY = 128
 
-def permute_labels(federation: Federation) -> None:
-    """Permute the labels of each corrupted client in the federation's file."""
-    labels = np.array(federation.labels)
-    sizes = np.stack([federation.train_sizes, federation.test_sizes], axis=1)
-    ends = sizes.ravel().cumsum().reshape(sizes.shape)
+
+def spoil(federation: Federation, what: str) -> None:
+    """Permute the labels or blank the images of every corrupted client, in the files."""
+    labels = np.load(federation.folder / "labels.npy", mmap_mode="r+")
+    images = np.load(federation.folder / "images.npy", mmap_mode="r+")
+    start = 0
     for client, corruption in enumerate(federation.attributes["corruption"]):
         random = numpy_generator("mixed-labels", client)
-        for end, size in zip(ends[client], sizes[client], strict=True):
-            if corruption:
-                random.shuffle(labels[end - size : end])
-    np.save(federation.folder / "labels.npy", labels)
+        for size in (federation.train_sizes[client], federation.test_sizes[client]):
+            stop = start + size
+            if corruption and what == "labels":
+                random.shuffle(labels[start:stop])
+            elif corruption:
+                images[start:stop] = GREY
+            start = stop
+    labels.flush()
+    images.flush()
 
 
 def main() -> None:
-    """Prepare the federation, permute labels in a copy of it, and run the methods there."""
+    """Prepare the federation, spoil a copy of it, and run the methods there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("labels", "images"), help="what is spoiled")
     parser.add_argument("methods", nargs="+", help="such as local, fedavg or fedavg-ft")
     parser.add_argument("--federation", default="cifar10-s")
     parser.add_argument("--train-fraction", type=float, default=0.25)
@@ -48,14 +57,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         copy = Path(cache) / "federations" / intact.folder.name
         shutil.copytree(intact.folder, copy)
-        permute_labels(Federation(copy))
+        spoil(Federation(copy), options.what)
         os.environ["PFEDFDA_CACHE"] = cache
         comparison = compare(
             options.methods,
             options.federation,
             rounds=options.rounds,
             output=options.output,
-            name="mixed-labels",
+            name=f"spoiled-{options.what}",
             **settings,
         )
     print(comparison)
