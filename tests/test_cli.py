@@ -64,6 +64,29 @@ def test_run_and_run_again_from_its_config(
     assert read_config(shorter / "config.toml").methods["fedavg-ft"].fine_tune_epochs == 1
 
 
+def test_validation_is_not_called_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TINY, "--method", "fedavg", "--rounds", "1", "--epochs", "1"]
+    for share, judged in (("0", "Test"), ("0.5", "Validation")):
+        folder = tmp_path / judged
+        words += ["--validation-share", share, "--output", str(folder), "--name", "run"]
+        assert main(["run", *words]) == 0
+        assert f"{judged} accuracy after the last round" in capsys.readouterr().out
+        assert main(["report", str(folder / "run")]) == 0
+        page = next(folder.rglob("report.html")).read_text()
+        assert f"{judged} accuracy of all clients" in page
+        assert f"mean {judged.lower()} accuracy of FedAvg" in page
+
+
+def test_a_place_that_cannot_be_used_is_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["--clients", "4", "--figures", str(tmp_path / "file")]
+    assert main(["data", "show", *words]) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("pfedfda: A file or folder cannot be used (")
+
+
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--methods", "local", "fedavg-ft", "--rounds", "1", "--output", str(tmp_path)]
     assert main(["compare", *TINY, *words]) == 0

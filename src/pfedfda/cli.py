@@ -104,6 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        print(f"pfedfda: A file or folder cannot be used ({error}).", file=sys.stderr)
+        return 1
 
 
 def _dispatch(words: list[str]) -> int:
@@ -506,6 +509,8 @@ def _resumed_config(command: str, folder: Path) -> Config:
     if not (folder / "config.toml").is_file():
         raise InputError(f"There is no run in {folder} to go on with.")
     kind = "run" if (folder / "checkpoint").is_dir() else "compare"
+    if kind == "compare" and (folder / "metrics.jsonl").exists():
+        raise InputError(f"The run in {folder} has lost its checkpoint and cannot go on.")
     if kind != command:
         raise InputError(f"{folder} comes from the other command: pfedfda {kind} --resume {folder}")
     return read_config(folder / "config.toml")

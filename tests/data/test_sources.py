@@ -154,7 +154,10 @@ def test_undecodable_image_is_named(tmp_path: Path) -> None:
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no images"):
         open_source(str(tmp_path)).load()
-    write_image(tmp_path / "one" / "1.png")
+    write_image(tmp_path / "flat" / "1.png")
+    with pytest.raises(InputError, match=r"but 1\.png does not fit"):
+        open_source(str(tmp_path / "flat")).load()
+    (tmp_path / "flat").rename(tmp_path / "one")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="Class 'empty' has no samples"):
         open_source(str(tmp_path)).load()

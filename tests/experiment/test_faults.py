@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pfedfda import FederationConfig, InputError, RunResult, RunStoppedError, run
+from pfedfda import FederationConfig, InputError, RunResult, RunStoppedError, load_run, run
 from pfedfda.experiment import rounds
 from pfedfda.experiment.checks import fault_of
 from pfedfda.methods import Client, Personal, Tensors, Update, all_methods
@@ -178,8 +178,11 @@ def test_too_many_failures_end_the_run(tiny_config: FederationConfig, tmp_path: 
 
 
 def test_the_bound_can_be_set(tiny_config: FederationConfig, tmp_path: Path) -> None:
-    result = run(
-        "fedavg", tiny_config, rounds=1, max_update_norm=1e-3, workers=0, output=tmp_path,
-        quiet=True,
-    )  # fmt: skip
-    assert result.summary["failures"] == 6
+    """Where it leaves everybody out, nothing was learned, and the run does not count as one."""
+    with pytest.raises(RunStoppedError, match="No client could be trained .client 5: "):
+        run(
+            "fedavg", tiny_config, rounds=1, max_update_norm=1e-3, workers=0, output=tmp_path,
+            name="bound", quiet=True,
+        )  # fmt: skip
+    summary = load_run(tmp_path / "bound").summary
+    assert (summary["status"], summary["failures"]) == ("stopped", 6)

@@ -16,6 +16,7 @@ import pytest
 import pfedfda
 from pfedfda import FederationConfig, InputError, Method, RunStoppedError, compare, resume, run
 from pfedfda.cli import main
+from pfedfda.data import prepare
 from pfedfda.experiment import rounds
 from pfedfda.experiment.checkpoint import sole_use
 from pfedfda.experiment.results import is_complete
@@ -138,6 +139,36 @@ def test_full_disk_keeps_the_last_checkpoint(
     assert "4 of 8 rounds are complete" in said
     assert "\n" not in said
     assert comparable_files(resume(folder, quiet=True).folder) == comparable_files(whole.folder)
+
+
+def test_full_disk_at_the_first_checkpoint(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    def with_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            run("ditto", tiny_config, output=tmp_path / "runs", workers=0, **SETTINGS)
+        except RunStoppedError as error:
+            (tmp_path / "said").write_text(str(error))
+
+    prepare(tiny_config)
+    assert os.waitpid(in_a_process(with_a_full_disk), 0)[1] == 0
+    assert "cannot be written" in (tmp_path / "said").read_text()
+
+
+def test_lost_files_are_noticed(
+    tiny_config: FederationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stopped_run(tiny_config, tmp_path, monkeypatch)
+    (clients,) = (folder / "checkpoint" / "clients").iterdir()
+    first = sorted(clients.iterdir())[0]
+    first.rename(tmp_path / "state")
+    with pytest.raises(InputError, match=r"is damaged: it has states of \d clients instead of"):
+        resume(folder, workers=0, quiet=True)
+    (tmp_path / "state").rename(first)
+    (folder / "metrics.jsonl").rename(tmp_path / "log")
+    with pytest.raises(InputError, match="shorter than the checkpoint says"):
+        resume(folder, workers=0, quiet=True)
+    (tmp_path / "log").rename(folder / "metrics.jsonl")
+    assert resume(folder, workers=0, quiet=True).summary["status"] == "complete"
 
 
 def test_damaged_checkpoints_are_refused_and_left_alone(
@@ -267,6 +298,9 @@ def test_resume_on_the_command_line(
     assert main([*words, "--workers", "1"]) == 0
     assert capsys.readouterr().out.strip() == str(folder)
     assert main(words) == 0  # complete already
+    (folder / "checkpoint").rename(tmp_path / "lost")
+    assert main(words) == 2
+    assert "has lost its checkpoint" in capsys.readouterr().err
     assert pfedfda.load_run(folder).summary["rounds"] == 8
 
 

@@ -48,3 +48,9 @@ def test_a_file_can_bring_a_method(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(InputError, match="registers 0 methods"):
         find_method(str(path))
+    path.write_text("import os\nclass Mine(:\n")
+    with pytest.raises(InputError, match="SyntaxError in line 2"):
+        find_method(str(path))
+    path.write_text("import os\n\nraise KeyError('nothing')\n")
+    with pytest.raises(InputError, match="KeyError in line 3 .'nothing'"):
+        find_method(str(path))

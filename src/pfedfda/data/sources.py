@@ -155,8 +155,8 @@ class Folder:
         files = self._files()
         depths = {len(f.relative_to(self.path).parts) for f in files}
         if depths not in ({2}, {3}):
-            odd = next(f for f in files if len(f.relative_to(self.path).parts) != max(depths))
-            named = files[0] if len(depths) == 1 else odd
+            deepest = max(depths) if len(depths) > 1 else 0
+            named = next(f for f in files if len(f.relative_to(self.path).parts) != deepest)
             raise InputError(
                 f"The images in {self.path} must all lie at class/image.png or all at "
                 f"client/class/image.png, but {named.relative_to(self.path)} does not fit."

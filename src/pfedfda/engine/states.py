@@ -90,11 +90,13 @@ class ClientStates:
                 if r < last and r != saved:
                     self._path(client_id, r).unlink(missing_ok=True)
 
-    def rewind(self) -> None:
+    def rewind(self) -> set[int]:
         """Remove everything that is newer than the checkpoint, and files that were never finished.
 
-        Also removes what a kill between a checkpoint and its pruning has left.
+        Also removes what a kill between a checkpoint and its pruning has left. Returns the clients
+        that have a state.
         """
+        holders = set()
         for folder in self.folder.glob("*/*"):
             if not folder.is_dir() or folder.is_symlink():
                 continue
@@ -105,6 +107,12 @@ class ClientStates:
                     file.unlink(missing_ok=True)
             if folder.name.isdecimal():
                 self.prune([int(folder.name)], self.checkpoint)
+                holders |= self.holders([int(folder.name)])
+        return holders
+
+    def holders(self, client_ids: Iterable[int]) -> set[int]:
+        """Return those of the clients that have a state."""
+        return {client_id for client_id in client_ids if self._rounds(client_id)}
 
     def _rounds(self, client_id: int) -> list[int]:
         """Return the rounds of which there is a state, in order."""

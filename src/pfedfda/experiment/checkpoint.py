@@ -48,6 +48,8 @@ class Checkpoint:
         The results of the last evaluation.
     about
         What the run is: method, task, class names.
+    client_states
+        How many clients have a state of their own.
     """
 
     round: int
@@ -56,6 +58,7 @@ class Checkpoint:
     tally: Mapping[str, Any] = field(default_factory=dict)
     final: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    client_states: int = 0
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -103,6 +106,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             tally=_mapping(manifest["tally"]),
             final=_mapping(manifest["final"]),
             about=_mapping(manifest["about"]),
+            client_states=_natural(manifest.get("client_states", 0)),
         )
     except FileNotFoundError as error:
         raise InputError(f"{folder.parent} is not a run that can be read ({error}).") from error

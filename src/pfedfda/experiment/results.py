@@ -109,6 +109,7 @@ class RunWriter:
     ) -> None:
         self.folder = folder
         self.method = method
+        self.validation = config.federation.validation_share
         self.about = {
             "pfedfda": pfedfda.__version__,
             "method": method.name,
@@ -122,6 +123,7 @@ class RunWriter:
         if not (folder / "config.toml").exists():
             write_text(folder / "config.toml", write_config(config))
         self.unsaved: set[int] = set()
+        self.holders: set[int] = set()
 
     def log_sizes(self) -> dict[str, int]:
         """Return the lengths in bytes of the files that grow by lines."""
@@ -152,13 +154,19 @@ class RunWriter:
                 )
         tidy(self.folder / "checkpoint", checkpoint.round)
         self.states = replace(self.states, checkpoint=checkpoint.round)
-        self.states.rewind()
+        self.holders = self.states.rewind()
+        if len(self.holders) < checkpoint.client_states:
+            raise InputError(
+                f"The checkpoint in {self.folder} is damaged: it has states of {len(self.holders)} "
+                f"clients instead of {checkpoint.client_states}."
+            )
         sizes = self.log_sizes()
-        for name, size in sizes.items():
-            if size < checkpoint.log_sizes.get(name, 0):
+        for name in {*sizes, *checkpoint.log_sizes}:
+            if sizes.get(name, 0) < checkpoint.log_sizes.get(name, 0):
                 raise InputError(
                     f"{self.folder / name} is shorter than the checkpoint says; it is damaged."
                 )
+        for name in sizes:
             os.truncate(self.folder / name, checkpoint.log_sizes.get(name, 0))
         if "metrics.jsonl" in sizes:
             self.metrics = read_lines(self.folder / "metrics.jsonl")
@@ -215,14 +223,17 @@ class RunWriter:
         self.states.flush(self.unsaved)
         for name in self.log_sizes():
             flush(self.folder / name)
-        write_checkpoint(self.folder / "checkpoint", replace(checkpoint, about=self.about))
+        self.holders |= self.states.holders(self.unsaved)
+        complete = replace(checkpoint, about=self.about, client_states=len(self.holders))
+        write_checkpoint(self.folder / "checkpoint", complete)
         self.states = replace(self.states, checkpoint=checkpoint.round)
         self.states.prune(self.unsaved, checkpoint.round)
         self.unsaved.clear()
 
     def write_summary(self, summary: Mapping[str, Any]) -> RunResult:
         """Write ``summary.json`` and return the result."""
-        content = {"method": self.method.name, **summary, "machine": machine()}
+        judged = {"validation_share": self.validation} if self.validation else {}
+        content = {"method": self.method.name, **summary, **judged, "machine": machine()}
         _refuse_strange_summary(content, self.folder)
         _write_json(self.folder / "summary.json", content)
         return RunResult(self.folder, self.method.name, content, self.metrics)

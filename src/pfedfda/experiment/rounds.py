@@ -44,9 +44,9 @@ class Tally:
         Complete rounds.
     bytes_down, bytes_up
         What all clients have received and sent.
-    asked, failed
-        How often a client was asked to train or to be evaluated, and how often it failed or its
-        update was left out.
+    asked, failed, used
+        How often a client was asked to train or to be evaluated, how often it failed or its update
+        was left out, and how many updates entered an average.
     seconds
         Wall-clock seconds by phase, and under ``clients`` the time inside the clients by component.
     """
@@ -56,6 +56,7 @@ class Tally:
     bytes_up: int = 0
     asked: int = 0
     failed: int = 0
+    used: int = 0
     seconds: dict[str, Any] = field(
         default_factory=lambda: {"total": 0.0, "train": 0.0, "evaluate": 0.0, "clients": {}}
     )
@@ -65,7 +66,7 @@ class Tally:
         """Return what a run had cost at a checkpoint."""
         tally = cls(rounds=checkpoint.round)
         try:
-            for name in ("bytes_down", "bytes_up", "asked", "failed"):
+            for name in ("bytes_down", "bytes_up", "asked", "failed", "used"):
                 setattr(tally, name, int(checkpoint.tally.get(name, 0)))
             seconds = checkpoint.tally.get("seconds", tally.seconds)
             clients = {str(name): float(value) for name, value in seconds["clients"].items()}
@@ -129,7 +130,13 @@ def run_rounds(
     """
     (folder / "checkpoint").mkdir(exist_ok=True)
     with sole_use(folder / "checkpoint"):
-        return Run(method, config, engine, folder, observer).go()
+        try:
+            run = Run(method, config, engine, folder, observer)
+        except (OSError, SafetensorError) as error:
+            raise RunStoppedError(
+                f"The results cannot be written to {folder} ({error})."
+            ) from error
+        return run.go()
 
 
 class Run:
@@ -170,6 +177,8 @@ class Run:
             for round_number in range(self.tally.rounds + 1, self.schedule.rounds + 1):
                 self._round(round_number)
                 self._reach(round_number)
+            if self.tally.failed and not self.tally.used:
+                raise RunStoppedError(f"No client could be trained ({self.last_failure}).")
             self._evaluate_newcomers()
             self.tally.seconds["total"] = self._seconds()
             result = writer.write_summary(_summary("complete", self.tally, self.final))
@@ -257,6 +266,7 @@ class Run:
                 )
             if fault is None:
                 assert outcome.update is not None
+                self.tally.used += 1
                 losses.add(outcome.metrics.get("train_loss"), outcome.update.weight)
                 yield outcome.update
             else:

@@ -3,6 +3,7 @@
 import importlib.util
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -69,6 +70,14 @@ def is_loaded(path: Path) -> bool:
     return path.is_file() and path.resolve() in _user_files.values()
 
 
+def _place(error: Exception, path: Path) -> str:
+    """Return in which line of a file an error arose, if that is known."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
+    return f" in line {lines[-1]}" if lines else ""
+
+
 def load_method_file(path: Path) -> type[Method]:
     """Run a user's Python file and return the method that it registers."""
     if not path.is_file():
@@ -82,7 +91,13 @@ def load_method_file(path: Path) -> type[Method]:
     _user_files.pop(module_name, None)
     for name in [name for name, m in _registry.items() if m.__module__ == module_name]:
         del _registry[name]  # what an earlier version of the file has registered
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # there is no saying what a user's file raises
+        raise InputError(
+            f"The file {path} cannot be loaded: {type(error).__name__}"
+            f"{_place(error, path)} ({error})."
+        ) from error
     added = [method for method in _registry.values() if method.__module__ == module_name]
     if len(added) != 1:
         raise InputError(

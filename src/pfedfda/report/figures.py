@@ -172,7 +172,7 @@ def _by_round(axes: Any, shown: Sequence[Shown]) -> None:
         ys = [_known(line["mean_accuracy"]) for line in s.run.metrics]
         _plot(axes, s, [line["round"] or 0 for line in s.run.metrics], ys)
     known = [line["mean_accuracy"] for s in shown for line in s.run.metrics]
-    y = accuracy_axis("mean test accuracy over clients", known)
+    y = accuracy_axis("mean accuracy over clients", known)
     assert y.low is not None
     assert y.high is not None
     room = 0.05 * (y.high - y.low)
@@ -203,7 +203,7 @@ def _by_client(axes: Any, shown: Sequence[Shown]) -> None:
     axes.set_xlim(0.5, most + 0.5)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("clients, from the lowest accuracy to the highest")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel("accuracy")
     _legend(axes, len(shown))
 
 

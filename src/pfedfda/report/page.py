@@ -247,7 +247,7 @@ def _headline(
         return f"{winners.count(best)} of {len(ranked)}", what, []
     first, *others = ranked[0]
     rounds = first.metrics[-1]["round"] or first.rounds
-    what = f"mean test accuracy of {first.label}"
+    what = f"mean {first.judged_on} accuracy of {first.label}"
     methods = len({run.method for run in ranked[0]})
     many = f"{methods} methods" if methods == len(ranked[0]) else f"{len(ranked[0])} runs"
     what += f", the highest of {many}," if others else ""
@@ -256,7 +256,7 @@ def _headline(
     if others and first.mean is not None and others[0].mean is not None:
         facts.append((f"+{number(first.mean - others[0].mean)}", f"over {others[0].label}, next"))
     facts += [
-        (number(first.summary["weighted_accuracy"]), "weighted by test size"),
+        (number(first.summary["weighted_accuracy"]), f"weighted by {first.judged_on} size"),
         (number(first.summary["worst_tenth_accuracy"]), "worst tenth of the clients"),
         (number(first.summary["std_accuracy"]), "std over clients"),
     ]
@@ -268,11 +268,13 @@ def _evaluated(group: Group) -> list[Run]:
 
 
 def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
+    judged_on = group.runs[0].judged_on
     sections = [
         Section(
             "Comparison" if len(shown) > 1 else "Result",
-            "Test accuracy after the last evaluation. The weighted mean counts every test sample "
-            "the same; the worst tenth is the mean over the clients with the lowest accuracy.",
+            f"{judged_on.capitalize()} accuracy after the last evaluation. The weighted mean "
+            f"counts every {judged_on} sample the same; the worst tenth is the mean over the "
+            f"clients with the lowest accuracy.",
             tables.comparison(shown),
         )
     ]
@@ -280,7 +282,7 @@ def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
         sections.append(
             Section(
                 "Accuracy by round",
-                "Test accuracy of all clients after each evaluated round.",
+                f"{judged_on.capitalize()} accuracy of all clients after each evaluated round.",
                 plots.accuracy_by_round(shown, f"{key}-accuracy"),
             )
         )
@@ -405,7 +407,11 @@ def _federation(run: Run) -> str:
     told = _joined(run, "federation", source="{}", partition="partition {}")
     if partition in (None, "auto", "dirichlet", "client-dirichlet", "group-dirichlet"):
         told += _after(run, alpha="α {}")
-    told += _after(run, train_fraction="fraction of the training samples {}")
+    told += _after(
+        run,
+        train_fraction="fraction of the training samples {}",
+        validation_share="share of them held out for validation {}",
+    )
     shift = run.setting("federation", "shift")
     told += f", shift {_text(shift)}" if shift not in (None, "none") else ""
     return told + _after(run, shift_table="shift table {}", partition_seed="partition seed {}")

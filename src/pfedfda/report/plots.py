@@ -143,8 +143,8 @@ def accuracy_by_client(shown: Sequence[Shown]) -> str:
     return chart(
         series,
         Axis("clients, from the lowest accuracy to the highest", 0.5, most + 0.5, whole=True),
-        Axis("test accuracy", 0, 1),
-        name="test accuracy of every client, sorted",
+        Axis("accuracy", 0, 1),
+        name="accuracy of every client, sorted",
         band=(0.5, end, "worst tenth"),
         labels=False,  # most lines end in the same corner
     )

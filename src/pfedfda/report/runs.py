@@ -99,6 +99,11 @@ class Run:
         """Mean accuracy over clients after the last evaluation."""
         return self.summary["mean_accuracy"]
 
+    @property
+    def judged_on(self) -> str:
+        """What the accuracies were measured on: test or validation images."""
+        return "validation" if self.setting("federation", "validation_share") else "test"
+
     def setting(self, table: str, name: str) -> Any:
         """Return a setting of ``config.toml``, None if it is not there."""
         return self.config.get(table, {}).get(name)

@@ -23,7 +23,9 @@ COLUMNS = [
 
 def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """Return the comparison of runs from the contents of their ``summary.json``."""
-    table = Table(title="Test accuracy after the last round", title_justify="left")
+    judged = {"validation" if s.get("validation_share") else "test" for s in summaries}
+    title = f"{' or '.join(sorted(judged)).capitalize()} accuracy after the last round"
+    table = Table(title=title, title_justify="left")
     table.add_column("Method", no_wrap=True)
     for heading in (
         "mean ± std\nover clients",
