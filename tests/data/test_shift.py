@@ -78,6 +78,8 @@ def test_any_assignment_by_a_table(tmp_path: Path) -> None:
         ("1,mist,1", "Unknown corruption 'mist'"),
         ("one,fog,1", "Line 2"),
         ("1", "Line 2"),
+        ("1,fog,1\n1,frost,2", "Line 3 .* names client 1 a second time"),
+        ("", "names no client"),
     ],
 )
 def test_bad_tables(tmp_path: Path, line: str, message: str) -> None:

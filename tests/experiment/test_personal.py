@@ -7,7 +7,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from pfedfda import FederationConfig, InputError, compare, load_model, personalize, run
+from pfedfda import (
+    FederationConfig,
+    InputError,
+    RunStoppedError,
+    compare,
+    load_model,
+    personalize,
+    run,
+)
 from pfedfda.cli import main
 from pfedfda.data import open_source
 from pfedfda.methods import to_input
@@ -118,9 +126,24 @@ def test_bad_input(finished: Path, newcomer: Path, tmp_path: Path) -> None:
         personalize(finished, str(tmp_path / "two"))
     with pytest.raises(InputError, match="test-share"):
         personalize(finished, str(newcomer), test_share=1.0)
+    for taken in (tmp_path / "zoo", tmp_path / "zoo" / "zebra" / "1.png"):
+        with pytest.raises(InputError, match="choose another --output"):
+            personalize(finished, str(newcomer), output=taken)
     images = np.zeros((4, 20, 30), dtype=np.uint8)
     np.savez(tmp_path / "odd.npz", images=images, labels=np.array([0, 1, 0, 1]))
     assert personalize(finished, str(tmp_path / "odd.npz")).fitted == 3  # scaled to fit
+
+
+def test_a_run_that_has_learned_nothing_is_refused(tmp_path: Path, newcomer: Path) -> None:
+    federation = FederationConfig(clients=3, partition="client-dirichlet", samples=8)
+    with pytest.raises(RunStoppedError):
+        run(
+            "fedavg", federation, rounds=2, lr=1e30, workers=0, output=tmp_path, name="run",
+            quiet=True,
+        )  # fmt: skip
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 0
+    with pytest.raises(InputError, match="no complete round yet"):
+        personalize(tmp_path / "run", str(newcomer))
 
 
 def test_not_a_model(tmp_path: Path, finished: Path, newcomer: Path) -> None:

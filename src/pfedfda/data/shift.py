@@ -70,6 +70,8 @@ def _read_table(path: Path, clients: int) -> dict[int, Shift]:
         rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"The shift table {path} cannot be read ({error}).") from error
+    if not rows:
+        raise InputError(f"The shift table {path} names no client.")
     for number, row in enumerate(rows, start=2):
         try:
             client, severity = int(row["client"]), int(row["severity"])
@@ -83,6 +85,10 @@ def _read_table(path: Path, clients: int) -> dict[int, Shift]:
             raise InputError(
                 f"Line {number} of the shift table {path} names client {client}; they go from 0 to "
                 f"{clients - 1}."
+            )
+        if client in pairs:
+            raise InputError(
+                f"Line {number} of the shift table {path} names client {client} a second time."
             )
         if severity not in SEVERITIES:
             raise InputError(

@@ -97,6 +97,8 @@ def personalize(
     """
     if not 0 <= test_share < 1:
         raise InputError(f"test-share is {test_share}; it must lie in [0, 1).")
+    if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} is not a new or empty folder: choose another --output.")
     finished = load_finished(Path(run))
     images, labels = _samples(source, finished)
     where = resolve_device(device)
@@ -154,6 +156,8 @@ def load_finished(run: Path) -> FinishedRun:
     if (run / "comparison.csv").exists():
         raise InputError(f"{run} is a comparison: name the folder of one method in it.")
     checkpoint = read_checkpoint(run / "checkpoint")
+    if checkpoint.round == 0:
+        raise InputError(f"The run in {run} has no complete round yet: nothing has been learned.")
     try:
         image_shape = tuple(int(n) for n in checkpoint.about["task"]["image_shape"])
         class_names = tuple(str(name) for name in checkpoint.about["class_names"])
