@@ -130,6 +130,7 @@ def bad_folder(tmp_path: Path) -> None:
     images = np.zeros((4, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "range.npz", images=images, labels=np.array([0, 1, -2, 1]))
     (tmp_path / "bad.toml").write_text("[federation]\nalhpa = 1\n")
+    (tmp_path / "two.toml").write_text("[methods.local]\n[methods.fedavg]\n")
 
 
 BAD_INPUT = [
@@ -141,7 +142,15 @@ BAD_INPUT = [
     (["run", "--config", "absent.toml"], "There is no configuration file"),
     (["run", "--alpha", "0"], "alpha is 0.0"),
     (["run", "--alpha", "-1"], "alpha is -1.0"),
-    (["run", "--alpha", "much"], "--alpha"),
+    (["run", "--alpha", "much"], "--alpha: 'much' is not a number."),
+    (["run", "--rounds", "many"], "--rounds: 'many' is not a whole number."),
+    (["run", "--clients", "many"], "--clients: 'many' is not a whole number."),
+    (["run", "--lr", "inf"], "finite and above 0"),
+    (["run", "--name", ""], "not a plain folder name"),
+    (["compare", "--methods"], "--methods names no method"),
+    (["run", "--config", "two.toml"], "2 methods: choose one with --method"),
+    (["run", "--clients", "1", "--new-clients", "0.5"], "none to spare for new-clients"),
+    (["reproduce", "table8", "--methods", "fedavg"], "no choice of rows"),
     (["run", "--clients", "5000"], "5000 clients"),
     (["run", "--clients", "900"], "900 clients"),
     (["run", "--participation", "0"], "participation is 0.0"),

@@ -158,10 +158,15 @@ def _compare(words: list[str]) -> int:
     with choose_observer(quiet) as observer:
         comparison = compare_config(config, observer, folder)
     if not quiet:
-        _print_tables([result.summary for result in comparison.results])
-        print(f"report: {write_report([comparison.folder], comparison.folder)}")
+        if comparison.results:
+            _print_tables([result.summary for result in comparison.results])
+        if comparison.results:
+            print(f"report: {write_report([comparison.folder], comparison.folder)}")
     print(comparison.folder)
-    return 0
+    if comparison.stopped:
+        total = len(config.methods)
+        print(f"pfedfda: {len(comparison.stopped)} of {total} methods diverged.", file=sys.stderr)
+    return 1 if comparison.stopped else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +232,8 @@ def _reproduce(words: list[str]) -> int:
         _print_list("suite", "what it shows", dict(sorted(known.items())))
         return 0
     if options.suite in COMPUTED:
+        if options.methods or options.columns:
+            raise InputError(f"{options.suite} is made whole: it has no choice of rows or columns.")
         return computed.show(options.suite, options.data_dir, options.output)
     if not options.seeds:
         raise InputError("There is no seed; name at least one.")
@@ -454,9 +461,11 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     base = Config({})
     plural = command == "compare"
     flag = "--methods" if plural else "--method"
-    for name in _value_of(flag, words):
-        if name.endswith(".py"):  # a file of settings may name it only after the user has
-            find_method(name)
+    asked = _value_of(flag, words)
+    if not asked and flag in words:
+        raise InputError(f"{flag} names no method; 'pfedfda methods' lists them.")
+    # A file of settings may name a method's file only after the user has.
+    files = {name: find_method(name) for name in asked if name.endswith(".py")}
     if path := _value_of("--config", words):
         base = read_config(Path(path[-1]))
     resumed = Path(resume[-1]) if (resume := _value_of("--resume", words)) else None
@@ -465,7 +474,16 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     named = _value_of("--federation", words)
     if named:
         base = change(base, named_federation(named[-1]))
-    asked = _value_of(flag, words) or list(base.methods) or (["all"] if plural else ["fedavg"])
+    if resumed is not None:
+        there = {method.name for method in base.methods.values()}
+        if {(files.get(name) or find_method(name)).name for name in expand_names(asked)} <= there:
+            asked = []  # a method's file was named so that it is loaded
+    if not plural and not asked and len(base.methods) > 1:
+        raise InputError(
+            f"These settings have {len(base.methods)} methods: choose one with --method, or give "
+            f"the file to 'pfedfda compare'."
+        )
+    asked = asked or list(base.methods) or (["all"] if plural else ["fedavg"])
     names = expand_names(asked) if plural else asked[-1:]
     defaults = {name: base.methods.get(name) or find_method(name)() for name in names}
 
@@ -565,8 +583,21 @@ def _sentence(text: str) -> str:
         hint = f" Did you mean {near[1]}?" if near else ""
         return f"Unknown option {match[1]!r}; --help lists what there is.{hint}"
     if match := re.match(r"Error parsing (\S+): (.*)", first):
-        return f"{match[1]}: {match[2]}" if match[1].startswith("--") else match[2]
+        told = _of_wrong_type(match[2])
+        return f"{match[1]}: {told}" if match[1].startswith("--") else told
     return first
+
+
+def _of_wrong_type(text: str) -> str:
+    """Return the complaint about a value of the wrong type in plain words."""
+    for pattern, kind in (
+        (r"invalid literal for int\(\) with base 10: (.*)", "a whole number"),
+        (r"could not convert string to float: (.*)", "a number"),
+        (r"no type matching \S*INT could be instantiated from \[(.*)\]\.", "a whole number"),
+    ):
+        if match := re.fullmatch(pattern, text):
+            return f"{match[1]} is not {kind}."
+    return text
 
 
 def _value_of(flag: str, words: Sequence[str]) -> list[str]:

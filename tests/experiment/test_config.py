@@ -111,10 +111,16 @@ def test_participation_is_a_probability(q: float) -> None:
         ScheduleConfig(participation=q)
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", "../x", "/tmp"])
+@pytest.mark.parametrize("name", ["", "a/b", ".", "..", "../x", "/tmp"])
 def test_run_name_is_a_plain_name(name: str) -> None:
     with pytest.raises(InputError, match="plain folder name"):
         OutputConfig(name=name)
+
+
+def test_new_clients_are_at_least_one_and_leave_one_to_train() -> None:
+    assert ScheduleConfig().trained_clients(3) == 3
+    trained = [ScheduleConfig(new_clients=s).trained_clients(3) for s in (0.1, 0.4, 0.6, 0.99)]
+    assert trained == [2, 2, 1, 1]
 
 
 def test_evaluated_rounds() -> None:

@@ -20,7 +20,7 @@ from pfedfda.data import prepare
 from pfedfda.experiment import rounds
 from pfedfda.experiment.checkpoint import sole_use
 from pfedfda.experiment.results import is_complete
-from pfedfda.methods import Client, Tensors, Update
+from pfedfda.methods import Client, Tensors, Update, all_methods, registry
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
 from tests.experiment.files import comparable_files
@@ -279,6 +279,33 @@ def test_a_comparison_goes_on_by_itself(
     assert comparable_files(folder / "ditto") == files
     # Once it is complete, the same command starts a new one.
     assert compare(methods, tiny_config, **settings).folder.name == "digits-compare-2"
+
+
+def test_a_comparison_with_a_method_of_ones_own_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from pfedfda.methods import register\n"
+        "from pfedfda.methods.fedavg import FedAvg\n"
+        "@register\n"
+        "class Mine(FedAvg):\n"
+        "    name, title, paper, year = 'mine', 'Mine', 'none', 2026\n"
+    )
+    words = ["compare", "--methods", "ditto", str(path), "--clients", "4", "--rounds", "8"]
+    words += ["--train-fraction", "0.05", "--epochs", "1", "--workers", "0", "--quiet"]
+    words += ["--output", str(tmp_path)]
+    monkeypatch.setattr(registry, "_registry", all_methods())  # ours is forgotten afterwards
+    with interrupted_ditto(monkeypatch):
+        assert main(words) == 130
+    told = capsys.readouterr().err.strip()
+    advice = told.partition("To go on: pfedfda ")[2]
+    assert advice == f"compare --resume {tmp_path / 'digits-compare'} --methods {path}"
+    monkeypatch.setattr(registry, "_user_files", {})  # as in a new process
+    assert main([*advice.split()[:3], "--quiet"]) == 2  # the file must be named
+    assert "with --method (run) or --methods (compare)" in capsys.readouterr().err
+    assert main([*advice.split(), "--quiet"]) == 0
+    assert pfedfda.load_run(tmp_path / "digits-compare" / "mine").summary["rounds"] == 8
 
 
 def test_resume_on_the_command_line(

@@ -13,6 +13,7 @@ from pfedfda.experiment.rounds import draw_participants
 from pfedfda.methods import Client, Tensors, Update
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 from pfedfda.methods.local import Local
+from pfedfda.methods.pfedme import PFedMe
 from tests.experiment.files import comparable_files, final_state
 
 
@@ -159,6 +160,22 @@ def test_divergence_is_said_plainly(tiny_config: FederationConfig, tmp_path: Pat
     with pytest.raises(RunStoppedError, match="diverged.*smaller --lr") as caught:
         run("fedavg", tiny_config, rounds=9, lr=1e6, workers=0, output=tmp_path, quiet=True)
     assert "To go on" not in str(caught.value)  # it would only diverge again
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_comparison_goes_on_without_a_method_that_diverges(
+    workers: int, tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    wild = PFedMe(personal_lr=1e6)
+    settings = {"rounds": 2, "workers": workers, "quiet": True}
+    comparison = compare(["local", wild, "fedavg"], tiny_config, output=tmp_path, **settings)
+    assert [result.method for result in comparison.results] == ["local", "fedavg"]
+    assert len(comparison.stopped) == 1
+    assert comparison.stopped[0].startswith("pFedMe: ")
+    alone = run("fedavg", tiny_config, output=tmp_path / "alone", **settings)
+    assert alone.mean_accuracy == comparison.results[1].mean_accuracy
+    table = (comparison.folder / "comparison.csv").read_text()
+    assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["local", "fedavg"]
 
 
 def test_folders_never_collide(tiny_config: FederationConfig, tmp_path: Path) -> None:

@@ -46,8 +46,12 @@ class FederationConfig:
     data_dir
         The folder with local copies of datasets of the Hub, in the Hub's layout; by default what
         the variable PFEDFDA_DATA names. What is not there comes from the Hub.
-    image_column, label_column, group_column
-        Columns of a dataset of the Hub, where they cannot be told by their types.
+    image_column
+        The column of the images in a dataset of the Hub, where it cannot be told by its type.
+    label_column
+        The column of the labels in a dataset of the Hub, where it cannot be told by its type.
+    group_column
+        The column of a dataset of the Hub whose values are the groups, e.g. writers.
     image_size
         Scale all images to squares of this many pixels; the source's own size if not given.
     partition

@@ -230,8 +230,10 @@ def by_group(groups: Indices, clients: int | None, min_samples: int) -> list[Ind
 def _require_enough(samples: int, clients: int, min_samples: int) -> None:
     """Refuse a partition that no draw could satisfy."""
     if clients * min_samples > samples:
+        fewer = samples // clients
+        or_less = f" or fewer samples a client ({fewer})" if fewer >= MIN_CLIENT_SAMPLES else ""
         raise InputError(
             f"{clients} clients with at least {min_samples} samples each need "
-            f"{clients * min_samples} samples, and there are {samples}: use at most "
-            f"{samples // min_samples} clients or at most {samples // clients} samples a client."
+            f"{clients * min_samples} samples, and there are {samples}: use fewer clients (there "
+            f"is room for {samples // min_samples} at the most){or_less}."
         )

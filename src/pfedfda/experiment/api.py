@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,13 @@ class Comparison:
         Where the runs are, a folder for each method.
     results
         The runs, in the order in which they ran.
+    stopped
+        For each method that went astray, what happened to it.
     """
 
     folder: Path
     results: list[RunResult]
+    stopped: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return comparison_table([result.summary for result in self.results])
@@ -135,8 +138,9 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
 def compare_config(config: Config, observer: Observer, folder: Path | None = None) -> Comparison:
     """Run all methods of a configuration, one after the other, with one pool of workers.
 
-    A comparison with the same settings that was stopped is taken up where it was. If a method stops
-    early, the comparison does too; the table of those before it is on disk.
+    A comparison with the same settings that was stopped is taken up where it was. A method that
+    diverges is told of, and the others go on. If a method stops early for another reason, the
+    comparison does too; the table of those before it is on disk.
     """
     if not config.methods:
         raise InputError("There is no method to compare; name some, or 'all'.")
@@ -161,6 +165,10 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
             try:
                 with _saying_how_to_go_on("compare", folder, config):
                     result = run_rounds(method, alone, engine, subfolder, observer)
+            except DivergedRunError as error:
+                comparison.stopped.append(f"{method.title}: {error}")
+                observer.say(comparison.stopped[-1])
+                continue
             except RunStoppedError:
                 if comparison.results:
                     observer.say(str(comparison))  # what there is so far
@@ -209,7 +217,7 @@ def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator
         methods = ""
         if any(name.endswith(".py") for name in config.methods):
             methods = " --method" + "s" * (command == "compare")
-            methods += "".join(f" {name}" for name in config.methods)
+            methods += "".join(f" {name}" for name in config.methods if name.endswith(".py"))
         raise type(error)(f"{error} To go on: pfedfda {command} --resume {folder}{methods}") from (
             error
         )
@@ -217,6 +225,7 @@ def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator
 
 def make_task(config: Config, federation: Federation) -> Task:
     """Return what server and clients of a run know beforehand."""
+    config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
     task = Task(
         model=config.model,
         image_shape=federation.image_shape,

@@ -84,7 +84,12 @@ class ScheduleConfig:
 
     def trained_clients(self, clients: int) -> int:
         """Return how many of the clients may take part in training."""
-        return max(clients - round(clients * self.new_clients), 1)
+        if not self.new_clients:
+            return clients
+        if clients == 1:
+            raise InputError("A federation of one client has none to spare for new-clients.")
+        newcomers = max(round(clients * self.new_clients), 1)
+        return max(clients - newcomers, 1)
 
     def evaluates(self, round_number: int) -> bool:
         """Tell whether the clients are evaluated after this round."""
@@ -110,7 +115,7 @@ class OutputConfig:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
+        if self.name is not None and (Path(self.name).name != self.name or self.name in ("", "..")):
             raise InputError(f"The name {self.name!r} is not a plain folder name.")
 
 
@@ -284,7 +289,7 @@ def read_config(path: Path) -> Config:
             raise InputError(
                 f"{path} takes a method from the Python file {shown(name)}, and settings must not "
                 f"run a program by themselves: name that file on the command line too, with "
-                f"--method."
+                f"--method (run) or --methods (compare)."
             )
         methods[name] = from_mapping(find_method(name), fields, f"methods.{name}")
     groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}

@@ -56,7 +56,7 @@ class TrainingConfig:
         if self.batch_size < 1:
             raise InputError(f"The batch size is {self.batch_size}; it must be at least 1.")
         if not 0 < self.lr < float("inf"):
-            raise InputError(f"The learning rate is {self.lr}; it must be above 0.")
+            raise InputError(f"The learning rate is {self.lr}; it must be finite and above 0.")
         if not 0 <= self.momentum < 1:
             raise InputError(f"The momentum is {self.momentum}; it must lie in [0, 1).")
         if not 0 <= self.weight_decay < float("inf"):
