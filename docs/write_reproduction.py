@@ -5,6 +5,7 @@ That is docs/reproduction.md with its figures, and the table in README.md. The f
 say anything else; what explains the numbers is in docs/differences.md.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,16 @@ def markdown(table: PaperTable, key: str) -> str:
         cells = [cell_text(cell, table.digits) for cell in row.cells]
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     notes = [f"- {note}" for note in table.notes]
-    command = f"`pfedfda reproduce {key}` makes the runs of this table."
-    return "\n".join([*lines, "", command, "", *notes, ""])
+    columns = " ".join(column.split(" (")[0] for column in table.columns)  # a heading has its unit
+    command = f"pfedfda reproduce {key} --columns {columns}"
+    for note in table.notes:
+        if match := re.fullmatch(r"(\d+) rounds instead of \d+: all cells\.", note):
+            command += f" --rounds {match[1]}"
+    told = f"`{command}` makes the runs of this table."
+    others = [row.label for row in table.rows if row.label not in SUITES[key].rows]
+    if others:
+        told += f" Rows besides the paper's need `--methods {' '.join(others)}`."
+    return "\n".join([*lines, "", told, "", *notes, ""])
 
 
 def cell_text(cell: PaperCell, digits: int) -> str:
