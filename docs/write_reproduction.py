@@ -201,7 +201,8 @@ def figure_name(kind: str, federation: str) -> str:
 def draw_curves(federation: str, records: Sequence[Any], folder: Path) -> None:
     """Draw accuracy by round of all methods on a federation."""
     figure, axes = plt.subplots(figsize=(8, 4.5))
-    for record in records:
+    # The legend is in the order in which the curves end, and beside them: none is hidden.
+    for record in sorted(records, key=lambda record: -record["mean_accuracy"]):
         if plain(record) and record["need"]["federation"] == federation:
             name = record["need"]["method"]
             rounds = [line["round"] for line in record["by_round"]]
@@ -216,7 +217,7 @@ def draw_curves(federation: str, records: Sequence[Any], folder: Path) -> None:
     axes.set_ylabel("mean test accuracy over clients")
     axes.set_title(federation)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     save(figure, folder / figure_name("learning", federation))
 
 
