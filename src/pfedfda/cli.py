@@ -157,11 +157,9 @@ def _compare(words: list[str]) -> int:
     config, quiet, folder = _parse("compare", words)
     with choose_observer(quiet) as observer:
         comparison = compare_config(config, observer, folder)
-    if not quiet:
-        if comparison.results:
-            _print_tables([result.summary for result in comparison.results])
-        if comparison.results:
-            print(f"report: {write_report([comparison.folder], comparison.folder)}")
+    if not quiet and comparison.results:
+        _print_tables([result.summary for result in comparison.results])
+        print(f"report: {write_report([comparison.folder], comparison.folder)}")
     print(comparison.folder)
     if comparison.stopped:
         total = len(config.methods)
