@@ -98,6 +98,17 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{summary['mean_accuracy']:.3f}" in out
 
 
+def test_a_method_that_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--methods", "pfedme", "local", "--pfedme.personal-lr", "1e6"]
+    words += ["--train-fraction", "0.1", "--epochs", "1", "--rounds", "1", "--workers", "0"]
+    assert main([*words, "--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "pFedMe: Training diverged" in printed.err
+    assert printed.err.endswith("pfedfda: 1 of 2 methods diverged.\n")
+    assert "local" in printed.out
+    assert (tmp_path / "digits-compare" / "report.html").exists()
+
+
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     assert "fedavg-ft" in capsys.readouterr().out
