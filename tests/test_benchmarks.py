@@ -2,7 +2,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from benchmarks.class_counts import count
+
+from pfedfda.data import Federation
+from pfedfda.methods import Method, all_methods, registry
+from pfedfda.methods.pfedme import PFedMe
+from tests.methods.toy import TASK, make_client, parameters_of, same
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,3 +27,39 @@ def test_the_scale_benchmark_measures_every_size() -> None:
         assert seconds > 0
         assert main > 10
         assert worker > 10
+
+
+def load(monkeypatch: pytest.MonkeyPatch, name: str) -> Method:
+    monkeypatch.setattr(registry, "_registry", all_methods())  # it is forgotten afterwards
+    return registry.load_method_file(ROOT / "benchmarks" / name)()
+
+
+def test_whole_batches_only_differ_where_one_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = load(monkeypatch, "drop_last.py")
+    ordinary = all_methods()["fedavg-ft"]()
+    start = TASK.initial_tensors()  # batches have 5 samples
+    for labels, equal in (([0, 1, 2, 3, 0], True), ([0, 1, 2, 3, 0, 1, 2], False)):
+        sent, usual = (m.train(make_client(labels), start).tensors for m in (method, ordinary))
+        assert same(sent, usual) == equal
+
+
+def test_pfedme_that_serves_w_trains_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = load(monkeypatch, "pfedme_w.py")
+    start, labels = TASK.initial_tensors(), [0, 1, 2, 3, 0, 1, 2]
+    client, ordinary = make_client(labels), make_client(labels)
+    sent = method.train(client, start).tensors
+    assert same(sent, PFedMe().train(ordinary, start).tensors)
+    assert not same(sent, ordinary.state)  # θ is another model
+    newcomer = make_client(labels)
+    for served in (method.personalize(client, start), method.personalize(newcomer, start)):
+        tensors = {n: t.contiguous() for n, t in parameters_of(served.model).items()}
+        assert same(tensors, sent)
+    assert not newcomer.state
+
+
+def test_class_counts_of_a_client_by_hand(tmp_path: Path) -> None:
+    labels = np.array([2, 0, 0, 0, 1, 2, 0])  # three for training, four for the test
+    np.save(tmp_path / "labels.npy", labels)
+    np.save(tmp_path / "images.npy", np.zeros((7, 2, 2, 1), np.uint8))
+    (tmp_path / "index.json").write_text('{"train": [3], "test": [4]}')
+    assert count(Federation(tmp_path), 0) == (2, 0.75, 0.5)

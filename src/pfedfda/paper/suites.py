@@ -202,7 +202,7 @@ def _table5() -> Suite:
     columns = TABLE_SETTINGS["table5"].federations
     return Suite(
         "table5",
-        "One β, two or none (β = 1) on CIFAR-100",
+        "One β, two or none (β = 1) on CIFAR-100, of pfedfda-paper unless a row says otherwise",
         columns,
         tuple(ABLATION),
         shown,
