@@ -1,8 +1,9 @@
 """Methods on CIFAR10-S whose corrupted clients hold nothing that could be learned.
 
 Either their labels are permuted, among the training images and among the test images of each, so
-that images and labels do not belong together, or their images are replaced by plain grey ones. Who
-holds how many samples of which class stays as it is. These are attempts to explain the paper's
+that images and labels do not belong together, or their images are replaced by plain grey ones. With
+``--test-only`` they train on what is theirs, and only their tests mean nothing. Who holds how many
+samples of which class stays as it is. These are attempts to explain the paper's
 numbers with 25 % of the samples, see docs/differences.md:
 
     python benchmarks/spoiled_clients.py images local fedavg fedavg-ft
@@ -24,20 +25,22 @@ from pfedfda.seeding import numpy_generator
 GREY = 128
 
 
-def spoil(federation: Federation, what: str) -> None:
+def spoil(federation: Federation, what: str, test_only: bool = False) -> None:
     """Permute the labels or blank the images of every corrupted client, in the files."""
     labels = np.load(federation.folder / "labels.npy", mmap_mode="r+")
     images = np.load(federation.folder / "images.npy", mmap_mode="r+")
     start = 0
     for client, corruption in enumerate(federation.attributes["corruption"]):
         random = numpy_generator("mixed-labels", client)
-        for size in (federation.train_sizes[client], federation.test_sizes[client]):
-            stop = start + size
-            if corruption and what == "labels":
-                random.shuffle(labels[start:stop])
-            elif corruption:
-                images[start:stop] = GREY
-            start = stop
+        middle = start + federation.train_sizes[client]
+        stop = middle + federation.test_sizes[client]
+        parts = [(middle, stop)] if test_only else [(start, middle), (middle, stop)]
+        for first, last in parts if corruption else []:
+            if what == "labels":
+                random.shuffle(labels[first:last])
+            else:
+                images[first:last] = GREY
+        start = stop
     labels.flush()
     images.flush()
 
@@ -47,6 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("labels", "images"), help="what is spoiled")
     parser.add_argument("methods", nargs="+", help="such as local, fedavg or fedavg-ft")
+    parser.add_argument("--test-only", action="store_true", help="leave training samples alone")
     parser.add_argument("--federation", default="cifar10-s")
     parser.add_argument("--train-fraction", type=float, default=0.25)
     parser.add_argument("--rounds", type=int, default=200)
@@ -57,14 +61,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         copy = Path(cache) / "federations" / intact.folder.name
         shutil.copytree(intact.folder, copy)
-        spoil(Federation(copy), options.what)
+        spoil(Federation(copy), options.what, options.test_only)
         os.environ["PFEDFDA_CACHE"] = cache
         comparison = compare(
             options.methods,
             options.federation,
             rounds=options.rounds,
             output=options.output,
-            name=f"spoiled-{options.what}",
+            name=f"spoiled-{'test-' if options.test_only else ''}{options.what}",
             **settings,
         )
     print(comparison)

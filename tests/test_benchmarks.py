@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.class_counts import count
+from benchmarks.spoiled_clients import GREY, spoil
 
 from pfedfda.data import Federation
 from pfedfda.methods import Method, all_methods, registry
@@ -63,3 +65,26 @@ def test_class_counts_of_a_client_by_hand(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", np.zeros((7, 2, 2, 1), np.uint8))
     (tmp_path / "index.json").write_text('{"train": [3], "test": [4]}')
     assert count(Federation(tmp_path), 0) == (2, 0.75, 0.5)
+
+
+@pytest.mark.parametrize("what", ["labels", "images"])
+@pytest.mark.parametrize("test_only", [False, True])
+def test_only_corrupted_clients_are_spoiled(tmp_path: Path, what: str, test_only: bool) -> None:
+    sizes = {"train": [20, 20], "test": [20, 20], "attributes": {"corruption": ["", "fog"]}}
+    (tmp_path / "index.json").write_text(json.dumps(sizes))
+    labels, images = np.arange(80), np.full((80, 2, 2, 1), 7, np.uint8)
+    np.save(tmp_path / "labels.npy", labels)
+    np.save(tmp_path / "images.npy", images)
+    spoil(Federation(tmp_path), what, test_only)
+    after = {name: np.load(tmp_path / f"{name}.npy") for name in ("labels", "images")}
+    first = 60 if test_only else 40  # clients follow each other, training before test samples
+    untouched = "images" if what == "labels" else "labels"
+    assert np.array_equal(after[untouched], {"labels": labels, "images": images}[untouched])
+    if what == "labels":
+        assert np.array_equal(after["labels"][:first], labels[:first])
+        for part in range(first, 80, 20):
+            assert sorted(after["labels"][part : part + 20]) == list(range(part, part + 20))
+            assert not np.array_equal(after["labels"][part : part + 20], labels[part : part + 20])
+    else:
+        assert (after["images"][:first] == 7).all()
+        assert (after["images"][first:] == GREY).all()
