@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.class_counts import count
+from benchmarks.serve_otherwise import serve
 from benchmarks.spoiled_clients import GREY, spoil
 
-from pfedfda.data import Federation
+import pfedfda
+from pfedfda.data import Federation, FederationConfig
 from pfedfda.methods import Method, all_methods, registry
 from pfedfda.methods.pfedme import PFedMe
 from tests.methods.toy import TASK, make_client, parameters_of, same
@@ -57,6 +59,18 @@ def test_pfedme_that_serves_w_trains_as_ever(monkeypatch: pytest.MonkeyPatch) ->
         tensors = {n: t.contiguous() for n, t in parameters_of(served.model).items()}
         assert same(tensors, sent)
     assert not newcomer.state
+
+
+def test_serving_a_run_in_its_own_way_gives_its_own_accuracy(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    """FedAvgFT keeps nothing at its clients, so its run ends with what is served here."""
+    run = pfedfda.run(
+        "fedavg-ft", tiny_config, rounds=3, workers=0, output=tmp_path, name="run", quiet=True
+    )
+    accuracies = serve(run.folder, ["fedavg", "fedavg-ft"])
+    assert np.mean(accuracies["fedavg-ft"]) == pytest.approx(run.mean_accuracy)
+    assert np.mean(accuracies["fedavg"]) != pytest.approx(run.mean_accuracy)
 
 
 def test_class_counts_of_a_client_by_hand(tmp_path: Path) -> None:
