@@ -6,10 +6,14 @@ the clients send it, and so whether the training or what serves explains an accu
 
     python benchmarks/serve_otherwise.py runs/pfedme fedavg fedavg-ft pfedme benchmarks/pfedme_w.py
 
-The other methods must be content with a body and a head from the server.
+The other methods must be content with what this server sends. A method may come with settings,
+which tells what they are worth where they matter only when a client is served:
+
+    python benchmarks/serve_otherwise.py runs/pfedfda pfedfda "pfedfda betas=multiple folds=5"
 """
 
 import argparse
+import shlex
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +26,23 @@ from pfedfda.data import prepare
 from pfedfda.engine import one_thread
 from pfedfda.engine.runner import Broadcast, ClientRunner
 from pfedfda.engine.states import ClientStates
-from pfedfda.experiment.config import read_config
+from pfedfda.errors import PfedfdaError
+from pfedfda.experiment.config import checked_fields, read_config
 from pfedfda.experiment.personal import load_finished
-from pfedfda.methods import find_method
+from pfedfda.methods import Method, find_method
+from search import read_settings
 
 
-def serve(run: Path, names: list[str]) -> dict[str, list[float]]:
-    """Return the clients' test accuracies by method; the run's own keeps its hyper-parameters."""
+def make_way(text: str, trained: Method) -> Method:
+    """Return the method that the text names; that of the run keeps what the text does not set."""
+    name, *words = shlex.split(text)
+    kind = find_method(name)
+    method = trained if kind is type(trained) else kind()
+    return replace(method, **checked_fields(kind, read_settings(words), name))
+
+
+def serve(run: Path, ways: list[str]) -> dict[str, list[float]]:
+    """Return the clients' test accuracies, by the text of the way they were served."""
     finished = load_finished(run)
     federation = prepare(read_config(run / "config.toml").federation)
     runner = ClientRunner(federation, finished.task, torch.device("cpu"))
@@ -37,29 +51,40 @@ def serve(run: Path, names: list[str]) -> dict[str, list[float]]:
         broadcast = Broadcast(
             finished.method, finished.state, finished.round, ClientStates(Path(nothing_kept))
         )
-        for name in names:
-            kind = find_method(name)
-            own = finished.method if kind is type(finished.method) else kind()
-            there = replace(broadcast, method=own)
+        for way in ways:
+            method = make_way(way, finished.method)
+            there = replace(broadcast, method=method)
             outcomes = [
                 runner.run("evaluate", client, there)
-                for client in track(range(len(federation)), own.title, transient=True)
+                for client in track(range(len(federation)), method.title, transient=True)
             ]
             failures = [outcome.failure for outcome in outcomes if outcome.failure]
             if failures:
-                raise SystemExit(f"{own.title} cannot serve this run: {failures[0]}")
-            accuracies[own.name] = [outcome.correct / outcome.tested for outcome in outcomes]
+                raise SystemExit(f"{method.title} cannot serve this run: {failures[0]}")
+            accuracies[way] = [outcome.correct / outcome.tested for outcome in outcomes]
     return accuracies
 
 
 def main() -> None:
-    """Print the mean and the deviation over clients of every way to serve."""
+    """Print every way's mean and deviation over clients, and its difference from the first."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="the folder of the run")
-    parser.add_argument("methods", nargs="+", help="names, or files of methods")
+    parser.add_argument("ways", nargs="+", help="names or files of methods, settings behind them")
     options = parser.parse_args()
-    for name, values in serve(options.run, options.methods).items():
-        print(f"{name}: {np.mean(values):.3f} ({np.std(values):.3f})")
+    try:
+        accuracies = {
+            way: np.array(values) for way, values in serve(options.run, options.ways).items()
+        }
+    except PfedfdaError as error:
+        raise SystemExit(str(error)) from None
+    first = accuracies[options.ways[0]]
+    for way, values in accuracies.items():
+        difference = values - first
+        standard_error = difference.std() / len(difference) ** 0.5
+        print(
+            f"{way}: {values.mean():.3f} ({values.std():.3f}), "
+            f"{difference.mean():+.4f} ± {standard_error:.4f} from the first"
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from benchmarks.spoiled_clients import GREY, spoil
 
 import pfedfda
 from pfedfda.data import Federation, FederationConfig
+from pfedfda.errors import InputError
 from pfedfda.methods import Method, all_methods, registry
+from pfedfda.methods.fedavg import FedAvgFT
 from pfedfda.methods.pfedme import PFedMe
 from tests.methods.toy import TASK, make_client, parameters_of, same
 
@@ -71,6 +73,22 @@ def test_serving_a_run_in_its_own_way_gives_its_own_accuracy(
     accuracies = serve(run.folder, ["fedavg", "fedavg-ft"])
     assert np.mean(accuracies["fedavg-ft"]) == pytest.approx(run.mean_accuracy)
     assert np.mean(accuracies["fedavg"]) != pytest.approx(run.mean_accuracy)
+
+
+def test_ways_to_serve_may_have_settings_of_their_own(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    """Fine-tuning for no epoch is FedAvg, and the run's own settings hold where none are given."""
+    method = FedAvgFT(fine_tune_epochs=2)
+    run = pfedfda.run(
+        method, tiny_config, rounds=2, workers=0, output=tmp_path, name="run", quiet=True
+    )
+    ways = ["fedavg", "fedavg-ft", "fedavg-ft fine_tune_epochs=0", "fedavg-ft fine_tune_epochs=2"]
+    shared, own, none, two = serve(run.folder, ways).values()
+    assert none == shared
+    assert own == two != shared
+    with pytest.raises(InputError, match="fine_tune_epoch"):
+        serve(run.folder, ["fedavg-ft fine_tune_epoch=1"])
 
 
 def test_class_counts_of_a_client_by_hand(tmp_path: Path) -> None:
