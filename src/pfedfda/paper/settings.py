@@ -109,7 +109,7 @@ NOT_STATED: tuple[str, ...] = (
     "whether Local trains in every round or only when drawn (here: when drawn)",
     "FedRep's epochs for the body (as many as for the head), and the learning rate of fine-tuning",
     "q among the clients that train for Table 4",
-    "the α behind Figures 2 and 4 (0.5 is assumed)",
+    "the α behind Figures 2 and 4 (0.5 is assumed), and the share of the training samples",
 )
 """What a run needs and the paper does not say."""
 
