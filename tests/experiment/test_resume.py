@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pfedfda.experiment.results import is_complete
 from pfedfda.methods import Client, Tensors, Update, all_methods, registry
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
+from tests.conftest import write_image
 from tests.experiment.files import comparable_files
 
 SETTINGS: dict[str, Any] = {
@@ -346,3 +348,77 @@ def test_checkpoints_by_rounds(
     run(FedAvg(), tiny_config, rounds=7, checkpoint_every=every, workers=0, output=tmp_path,
         quiet=True)  # fmt: skip
     assert written == (list(range(8)) if every == 1 else [0, 5, 7])
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.9, 0.5])
+@pytest.mark.parametrize("moment", ["log_sizes", "_save"])
+def test_interrupted_while_a_round_is_written_down_it_ends_with_the_same_bytes(
+    tiny_config: FederationConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    participation: float,
+    moment: str,
+) -> None:
+    """Clients keep what they had in the round that the interrupted run goes back to."""
+    settings = SETTINGS | {"participation": participation, "checkpoint_every": 2, "workers": 0}
+    whole = run("local", tiny_config, output=tmp_path / "whole", **settings)
+    owner = rounds.RunWriter if moment == "log_sizes" else rounds.Run
+    usual, reach = getattr(owner, moment), rounds.Run._reach
+
+    def stopping(self: Any) -> Any:
+        monkeypatch.setattr(owner, moment, usual)  # once
+        raise KeyboardInterrupt
+
+    def reaching(self: rounds.Run, round_number: int) -> None:
+        if round_number == 4:
+            monkeypatch.setattr(owner, moment, stopping)
+        reach(self, round_number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds.Run, "_reach", reaching)
+        with pytest.raises(RunStoppedError, match="of 8 rounds"):
+            run("local", tiny_config, output=tmp_path, **settings)
+    folder = tmp_path / "digits-local"
+    resume(folder, workers=0, quiet=True)
+    assert comparable_files(folder) == comparable_files(whole.folder)
+
+
+def test_a_client_that_trains_first_in_the_interrupted_round_is_not_missed(
+    tiny_config: FederationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state of that round is removed again, and the checkpoint does not count on it."""
+    train = Ditto.train
+
+    def failing_and_stopping(self: Ditto, client: Client, message: Tensors) -> Update:
+        if client.client_id == 0 and client.round == 1:
+            raise ValueError("not today")
+        if client.client_id == 3 and client.round == 2:
+            raise KeyboardInterrupt
+        return train(self, client, message)
+
+    settings = SETTINGS | {"participation": 1.0, "workers": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(Ditto, "train", failing_and_stopping)
+        with pytest.raises(RunStoppedError, match="1 of 8 rounds"):
+            run("ditto", tiny_config, output=tmp_path, **settings)
+    assert resume(tmp_path / "digits-ditto", workers=0, quiet=True).summary["rounds"] == 8
+
+
+def test_other_images_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is not taken up with clients that hold something else than before."""
+    for client, name in product(range(3), ("a", "b")):
+        for number in range(10):
+            write_image(tmp_path / "images" / f"{client}" / name / f"{number}.png", 20 * number)
+    federation = FederationConfig(source=str(tmp_path / "images"))
+    with (
+        interrupted_ditto(monkeypatch),
+        pytest.raises(RunStoppedError, match="4 of 8 rounds"),
+    ):
+        run("ditto", federation, output=tmp_path, name="run", workers=0, **SETTINGS)
+    removed = tmp_path / "images" / "1" / "b" / "3.png"
+    content = removed.read_bytes()
+    removed.unlink()
+    with pytest.raises(InputError, match="other images than those"):
+        resume(tmp_path / "run", workers=0, quiet=True)
+    removed.write_bytes(content)
+    assert resume(tmp_path / "run", workers=0, quiet=True).summary["rounds"] == 8

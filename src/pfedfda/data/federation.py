@@ -6,6 +6,7 @@ sorted by client, the labels, and an index. Every worker maps the same file into
 is a slice and costs nothing until it is read.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pfedfda.data.partition import MIN_CLIENT_SAMPLES
 from pfedfda.data.shift import ShiftName
 from pfedfda.errors import InputError
 
+FINGERPRINT_IMAGES = 256
 PartitionName = Literal[
     "auto", "iid", "dirichlet", "client-dirichlet", "shards", "group", "group-dirichlet"
 ]
@@ -213,6 +215,18 @@ class Federation:
         """What is known of every client: its domain, its corruption and the severity, if any."""
         attributes: dict[str, list[Any]] = self.index["attributes"]
         return attributes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """By which other images are noticed: who has how many, all labels, and some of the images.
+
+        Not the name of the folder, which holds where the source is.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        some = self.images[:: max(1, len(self.images) // FINGERPRINT_IMAGES)]
+        for array in (self.train_sizes, self.test_sizes, self.labels, some):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:

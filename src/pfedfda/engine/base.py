@@ -35,6 +35,10 @@ class Roster(Protocol):
     def attributes(self) -> dict[str, list[Any]]:
         """What else is known of every client, e.g. its domain."""
 
+    @property
+    def fingerprint(self) -> str:
+        """By which other images are noticed; empty if they may change."""
+
     def classes_held(self, client_id: int) -> int:
         """Return how many classes occur among a client's training samples."""
 

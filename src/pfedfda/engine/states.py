@@ -107,12 +107,16 @@ class ClientStates:
                     file.unlink(missing_ok=True)
             if folder.name.isdecimal():
                 self.prune([int(folder.name)], self.checkpoint)
-                holders |= self.holders([int(folder.name)])
+                holders |= self.holders([int(folder.name)], self.checkpoint)
         return holders
 
-    def holders(self, client_ids: Iterable[int]) -> set[int]:
-        """Return those of the clients that have a state."""
-        return {client_id for client_id in client_ids if self._rounds(client_id)}
+    def holders(self, client_ids: Iterable[int], round_number: int) -> set[int]:
+        """Return those of the clients that have a state of this round or an earlier one."""
+        return {
+            client_id
+            for client_id in client_ids
+            if any(r <= round_number for r in self._rounds(client_id))
+        }
 
     def _rounds(self, client_id: int) -> list[int]:
         """Return the rounds of which there is a state, in order."""

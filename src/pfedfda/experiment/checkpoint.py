@@ -47,7 +47,7 @@ class Checkpoint:
     final
         The results of the last evaluation.
     about
-        What the run is: method, task, class names.
+        What the run is: method, task, class names, the federation's fingerprint.
     client_states
         How many clients have a state of their own.
     """

@@ -100,12 +100,12 @@ class RunWriter:
         The one method of `config` that this run is about.
     task
         What server and clients know beforehand.
-    class_names
-        The names of the classes, in the order of the labels.
+    federation
+        Who the clients are.
     """
 
     def __init__(
-        self, folder: Path, config: Config, method: Method, task: Task, class_names: tuple[str, ...]
+        self, folder: Path, config: Config, method: Method, task: Task, federation: Roster
     ) -> None:
         self.folder = folder
         self.method = method
@@ -115,7 +115,8 @@ class RunWriter:
             "method": method.name,
             "hyperparameters": asdict(method),
             "task": asdict(task),
-            "class_names": class_names,
+            "class_names": federation.class_names,
+            "federation": federation.fingerprint,
         }
         self.metrics: list[dict[str, Any]] = []
         self.states = ClientStates(folder / "checkpoint" / "clients")
@@ -144,6 +145,11 @@ class RunWriter:
         if checkpoint.about.get("task") != json.loads(json.dumps(self.about["task"])):
             raise InputError(
                 f"The checkpoint in {self.folder} belongs to another task than its config.toml."
+            )
+        if checkpoint.about.get("federation", "") not in ("", self.about["federation"]):
+            raise InputError(
+                f"The checkpoint in {self.folder} was made with other images than those that its "
+                f"config.toml leads to now; bring them back, or start a new run."
             )
         for name, tensor in initial.items():
             saved = checkpoint.state.get(name)
@@ -223,7 +229,7 @@ class RunWriter:
         self.states.flush(self.unsaved)
         for name in self.log_sizes():
             flush(self.folder / name)
-        self.holders |= self.states.holders(self.unsaved)
+        self.holders |= self.states.holders(self.unsaved, checkpoint.round)
         complete = replace(checkpoint, about=self.about, client_states=len(self.holders))
         write_checkpoint(self.folder / "checkpoint", complete)
         self.states = replace(self.states, checkpoint=checkpoint.round)

@@ -154,7 +154,7 @@ class Run:
         self.engine = engine
         self.observer = observer
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
-        self.writer = RunWriter(folder, config, method, engine.task, engine.federation.class_names)
+        self.writer = RunWriter(folder, config, method, engine.task, engine.federation)
         initial = method.init(engine.task)
         checkpoint = self.writer.take_up(initial)
         if checkpoint is None:
@@ -333,7 +333,6 @@ class Run:
     def _reach(self, round_number: int) -> None:
         """Remember that a round is complete, and save it if it is time."""
         self.writer.unsaved.update(self.trained)
-        self.writer.states.prune(self.trained, round_number)
         self.tally.rounds = round_number
         self.tally.seconds["total"] = self._seconds()
         self.reached = Checkpoint(
@@ -343,6 +342,8 @@ class Run:
             copy.deepcopy(vars(self.tally)),
             self.final,
         )
+        # Only now: an interrupt before would go back to the round whose states this removes.
+        self.writer.states.prune(self.trained, round_number)
         every = self.schedule.checkpoint_every
         due = time.perf_counter() - self.last_save > CHECKPOINT_SECONDS
         if (round_number % every == 0 if every else due) or round_number == self.schedule.rounds:

@@ -63,6 +63,11 @@ class Roster:
         names = dict.fromkeys(name for site in self.sites for name in site.attributes)
         return {name: [site.attributes.get(name, "") for site in self.sites] for name in names}
 
+    @property
+    def fingerprint(self) -> str:
+        """Empty: which images a site has is its own business."""
+        return ""
+
     def classes_held(self, client_id: int) -> int:
         """Return how many classes occur among a site's training images."""
         return self.sites[client_id].classes_held
