@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from pfedfda.paper.communication import paper_loads
 from pfedfda.paper.published import published_table
-from pfedfda.paper.records import read_records
+from pfedfda.paper.records import matching, need_of, read_records
 from pfedfda.paper.reproduce import tables_of_records
 from pfedfda.paper.suites import SUITES
 from pfedfda.report import PaperCell, PaperTable
@@ -49,7 +49,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     text = with_headline(readme.read_text(encoding="utf-8"), ROOT / "results")
     readme.write_text(text, encoding="utf-8")
-    records = read_records(ROOT / "results")
+    records = current_records(ROOT / "results")
     for federation in learning_curves(records):
         draw_curves(federation, records, ROOT / "docs" / "figures")
     for federation in with_betas(records):
@@ -58,7 +58,7 @@ def main() -> None:
 
 def page(results: Path) -> str:
     """Return the text of the page."""
-    records = read_records(results)
+    records = current_records(results)
     parts = [INTRODUCTION.format(machines="; ".join(sorted({machine(r) for r in records})) or "-")]
     for suite, table in tables_of_records(results, SUITES.values()):
         parts.append(f"## {table.title}\n\n{markdown(table, suite.key)}")
@@ -68,6 +68,12 @@ def page(results: Path) -> str:
         parts.append(time_to_accuracy(federation, records))
     parts.append(communication())
     return "\n".join(parts)
+
+
+def current_records(results: Path) -> list[Any]:
+    """Return the records that the tables show: of today's settings, with the most rounds."""
+    records = read_records(results)
+    return [record for record in records if record in matching(need_of(record), records)]
 
 
 def machine(record: Any) -> str:
@@ -265,7 +271,8 @@ def draw_betas(federation: str, records: Sequence[Any], folder: Path) -> None:
         axes.errorbar(
             [value["mean"] for value in values],
             [row + 0.2 * (place - (len(own) - 1) / 2) for row in range(len(kinds))],
-            xerr=[value["std"] / value["clients"] ** 0.5 for value in values],
+            # The deviation in a record is that of these clients, not yet of what they stand for.
+            xerr=[value["std"] / max(value["clients"] - 1, 1) ** 0.5 for value in values],
             fmt=MARKERS[style.marker], color=style.light, markersize=5, elinewidth=1,
             label=style.title,
         )  # fmt: skip

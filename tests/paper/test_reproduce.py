@@ -10,11 +10,12 @@ import pytest
 
 from pfedfda.cli import main
 from pfedfda.experiment.results import load_run
-from pfedfda.methods import Client, Tensors, Update
+from pfedfda.methods import Client, Tensors, Update, all_methods, registry
 from pfedfda.methods.fedavg import FedAvgFT
 from pfedfda.paper import published_table, suites
 from pfedfda.paper.records import matching, read_records
 from pfedfda.paper.reproduce import tables_of_records
+from tests.conftest import write_image
 
 WORDS = ["reproduce", "table1", "--columns", "cifar10-s@25", "--rounds", "2", "--workers", "0"]
 
@@ -107,7 +108,7 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
 
 
 def test_tables_come_back_from_the_records_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--columns", "cifar100-s@25", "--rounds", "1", "--workers", "0", "--results", "kept"]
     for suite, rows in (
@@ -133,6 +134,70 @@ def test_tables_come_back_from_the_records_alone(
     assert matching(need, changed) == []
     changed = [{**r, "model": {**r["model"], "init": "he"}} for r in records]
     assert matching(need, changed) == []
+    for other in ({"participation": 0.5}, {"train_share": 0.7}, {"partition_seed": 1}):
+        with monkeypatch.context() as patched:
+            settings = suites.federation_settings
+            patched.setattr(suites, "federation_settings", lambda key: settings(key) | other)  # noqa: B023
+            assert matching(need, records) == []
+    assert len(matching(need, records)) == 1
+
+
+def test_seeds_that_are_left_out_are_named(tmp_path: Path) -> None:
+    words = ["--columns", "cifar100-s@25", "--workers", "0", "--results", "kept", "--quiet"]
+    for seed, rounds in (("0", "2"), ("1", "1")):
+        asked = ["--methods", "local", "--seeds", seed, "--rounds", rounds]
+        assert main(["reproduce", "table1", *asked, *words]) == 0
+    ((_, table),) = tables_of_records(Path("kept"), [suites.SUITES["table1"]])
+    assert "Seed 1 ended after round 1 and is left out: all cells." in table.notes
+    of_seed_0 = [r for r in read_records(Path("kept")) if r["seed"] == 0]
+    assert table.rows[0].cells[0].ours_mean == of_seed_0[0]["mean_accuracy"]
+
+
+def test_a_method_of_ones_own_in_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "_registry", all_methods())  # it is forgotten afterwards
+    file = tmp_path / "mine" / "own.py"
+    file.parent.mkdir()
+    source = (
+        "from dataclasses import dataclass\nfrom pfedfda.methods.local import Local\n"
+        "from pfedfda.methods.registry import register\n@register\n@dataclass(frozen=True)\n"
+        "class Own(Local):\n    name = 'own'\n"
+    )
+    file.write_text(source)
+    for added, runs in (("", 1), ("", 1), ("# another\n", 2)):  # another file is another run
+        file.write_text(source + added)
+        assert main([*WORDS, "--methods", "local", "mine/own.py", "--quiet"]) == 0
+        of_local, own = re.findall(r"ours  (0\.\d+)", capsys.readouterr().out)
+        assert own == of_local
+        assert len(list((tmp_path / "runs" / "reproduced").glob("*--own--*"))) == runs
+    assert (tmp_path / "runs" / "results" / "cifar10-s@25--own--r2-s0.json").exists()
+
+
+def test_the_data_folder_may_be_written_in_many_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    ways = ["--data-dir", "data"], ["--data-dir", str(tmp_path / "data")], []
+    for words in ways:
+        if not words:
+            monkeypatch.setenv("PFEDFDA_DATA", str(tmp_path / "data"))
+        assert main([*WORDS, "--methods", "local", "--quiet", *words]) == 0
+    assert len(list((tmp_path / "runs" / "reproduced").iterdir())) == 1
+
+
+def test_records_tell_where_the_frost_of_their_run_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PFEDFDA_DATA", raising=False)
+    settings = suites.federation_settings
+    shifted = {"shift": "paper", "clients": 20}
+    monkeypatch.setattr(suites, "federation_settings", lambda key: settings(key) | shifted)
+    write_image(tmp_path / "data" / "frost" / "frost1.png", size=(300, 300), mode="RGB")
+    for words, expected in (["--data-dir", "data"], "photographs"), ([], "drawn"):
+        assert main([*WORDS, "--methods", "local", "--quiet", "--rounds", "1", *words]) == 0
+        (record,) = read_records(tmp_path / "runs" / "results")
+        assert record["federation"]["frost"] == expected
 
 
 def test_what_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,7 @@ def test_what_differs_from_the_papers_setting_is_noted() -> None:
     assert len(notes("table1", 100, "drawn")) == 1
     assert notes("table4", 50) == []  # the other half is new after training
     assert notes("table4", 100) == ["100 clients instead of 50"]
+    assert notes("table7", 20) == []  # DIGIT-5, whose number of clients follows from its domains
 
 
 def test_rows_of_presets_stand_beside_the_papers_pfedfda() -> None:

@@ -13,9 +13,10 @@ from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import Config
 from pfedfda.experiment.results import RunResult, write_text
+from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
 
-FORMAT = 2
+FORMAT = 3
 SUMMARY = (
     "status",
     "reason",
@@ -35,23 +36,22 @@ SUMMARY = (
 
 def record_name(need: Need, rounds: int, seed: int) -> str:
     """Return the name of a run and of its record."""
-    words = [need.method, *(f"{k}={v}" for k, v in (*need.hyperparameters, *need.settings))]
+    words = [
+        find_method(need.method).name,
+        *(f"{k}={v}" for k, v in (*need.hyperparameters, *need.settings)),
+    ]
     return f"{need.federation}--{'-'.join(words)}--r{rounds}-s{seed}"
 
 
-def make_record(need: Need, result: RunResult, seed: int) -> dict[str, Any]:
-    """Return the record of a run from its files."""
+def make_record(need: Need, config: Config, result: RunResult) -> dict[str, Any]:
+    """Return the record of a run from its files and the settings that it was made with."""
     with (result.folder / "clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
-    config = need.config(result.summary["rounds"], seed)
-    (method,) = config.methods.values()
     record: dict[str, Any] = {
         "format": FORMAT,
         "need": _plain(need),
-        "seed": seed,
-        "hyperparameters": asdict(method),
-        "model": asdict(config.model),
-        "training": asdict(config.training),
+        "seed": config.schedule.seed,
+        **settings_of(config),
         "federation": {
             "clients": len(clients),
             "domains": sorted({row["domain"] for row in clients if row.get("domain")}),
@@ -66,6 +66,22 @@ def make_record(need: Need, result: RunResult, seed: int) -> dict[str, Any]:
         ],
     }
     return record | {name: result.summary[name] for name in SUMMARY if name in result.summary}
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return all settings on which the numbers of a run depend but rounds, seed and clients.
+
+    How many clients there are is counted, because a local copy may have fewer writers.
+    """
+    (method,) = config.methods.values()
+    split = asdict(config.federation)
+    return {
+        "hyperparameters": asdict(method),
+        "model": asdict(config.model),
+        "training": asdict(config.training),
+        "split": {k: v for k, v in split.items() if k not in ("data_dir", "clients")},
+        "participation": config.schedule.participation,
+    }
 
 
 def _frost(config: Config) -> str | None:
@@ -110,25 +126,29 @@ def read_records(folder: Path) -> list[Record]:
     return records
 
 
-def matching(need: Need, records: Iterable[Record]) -> list[Record]:
-    """Return the records of a needed run with the most rounds, one for each seed.
+def valid(need: Need, records: Iterable[Record]) -> list[Record]:
+    """Return the records of a needed run.
 
-    Runs that were made with other settings than those that they would be made with today do not
-    count.
+    Those that were made with other settings than they would be made with today do not count.
     """
-    config = need.config()
-    (method,) = config.methods.values()
-    today = {
-        "need": _plain(need),
-        "hyperparameters": asdict(method),
-        "model": asdict(config.model),
-        "training": asdict(config.training),
-    }
-    same = [
+    today = {"need": _plain(need), **settings_of(need.config())}
+    return [
         record for record in records if all(record[name] == value for name, value in today.items())
     ]
-    most = max((record["rounds"] for record in same), default=0)
-    return [record for record in same if record["rounds"] == most]
+
+
+def matching(need: Need, records: Iterable[Record]) -> list[Record]:
+    """Return the valid records of a needed run with the most rounds, one for each seed."""
+    found = valid(need, records)
+    most = max((record["rounds"] for record in found), default=0)
+    return [record for record in found if record["rounds"] == most]
+
+
+def need_of(record: Record) -> Need:
+    """Return the need that a record is for."""
+    need = record["need"]
+    further = (tuple(need[name].items()) for name in ("hyperparameters", "settings"))
+    return Need(need["federation"], need["method"], *further)
 
 
 def _plain(need: Need) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedfda.data import Federation, prepare
+from pfedfda.data.hub import data_folder
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, one_thread
 from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.experiment.api import make_task
@@ -22,6 +23,7 @@ from pfedfda.paper.records import (
     matching,
     read_records,
     record_name,
+    valid,
     write_record,
 )
 from pfedfda.paper.suites import Need, Record, Suite, differences
@@ -137,12 +139,22 @@ def plan(
                 federation = replace(config.federation, data_dir=data_dir)
                 config = replace(config, federation=federation)
             config = _with_clients_that_exist(config, observer)
-            # The same run has the same folder, whichever suite asks for it.
-            settings = write_config(replace(config, engine=EngineConfig()))
-            digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
-            name = f"{record_name(need, config.schedule.rounds, seed)}-{digest}"
+            name = f"{record_name(need, config.schedule.rounds, seed)}-{_digest(config)}"
             jobs.append(Job(need, config, output / "reproduced" / name))
     return jobs
+
+
+def _digest(config: Config) -> str:
+    """Return what tells a run from others: the same run has the same folder, whoever asks for it.
+
+    However the folder of the data is written, it is the same one; a method's file may change.
+    """
+    data_dir = data_folder(config.federation.data_dir)
+    federation = replace(config.federation, data_dir=data_dir and data_dir.resolve())
+    text = write_config(replace(config, federation=federation, engine=EngineConfig()))
+    files = [Path(name) for name in config.methods if name.endswith(".py")]
+    content = [text.encode(), *(file.read_bytes() for file in files)]
+    return hashlib.sha256(b"".join(content)).hexdigest()[:8]
 
 
 def _with_clients_that_exist(config: Config, observer: Observer) -> Config:
@@ -172,7 +184,7 @@ def _record(job: Job) -> Record | None:
     """Return the record of a run, None if it stopped before it was evaluated."""
     if not (job.folder / "clients.csv").exists():
         return None
-    return make_record(job.need, load_run(job.folder), job.config.schedule.seed)
+    return make_record(job.need, job.config, load_run(job.folder))
 
 
 def paper_table(
@@ -190,6 +202,12 @@ def paper_table(
             values = [value for record in found if (value := shown.read(record)) is not None]
             for record in found:
                 for note in differences(shown.need, record):
+                    notes.setdefault(note, []).append(f"{row} on {column}")
+            counted = {record["seed"] for record in found}
+            for record in valid(shown.need, records):
+                if record["seed"] not in counted:
+                    seed, last = record["seed"], record["rounds"]
+                    note = f"seed {seed} ended after round {last} and is left out"
                     notes.setdefault(note, []).append(f"{row} on {column}")
             if len(found) > 1:
                 notes.setdefault(f"a mean over {len(found)} seeds", []).append(f"{row} on {column}")
