@@ -66,7 +66,7 @@ def test_run_and_run_again_from_its_config(
 
 def test_validation_is_not_called_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*TINY, "--method", "fedavg", "--rounds", "1", "--epochs", "1"]
-    for share, judged in (("0", "Test"), ("0.5", "Validation")):
+    for share, judged, other in (("0", "Test", "validation"), ("0.5", "Validation", "test")):
         folder = tmp_path / judged
         words += ["--validation-share", share, "--output", str(folder), "--name", "run"]
         assert main(["run", *words]) == 0
@@ -74,6 +74,8 @@ def test_validation_is_not_called_test(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["report", str(folder / "run")]) == 0
         page = next(folder.rglob("report.html")).read_text()
         assert f"{judged} accuracy of all clients" in page
+        assert f"accuracy over all {judged.lower()} samples" in page
+        assert (f" {judged.lower()} samples" in page) != (f" {other} samples" in page)
         assert f"mean {judged.lower()} accuracy of FedAvg" in page
 
 
@@ -118,7 +120,9 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "client-dirichlet" in out
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"], ["compare", "-h"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["run", "--help"], ["compare", "--methods", "local", "-h"]]
+)
 def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(words)
@@ -138,6 +142,8 @@ def bad_folder(tmp_path: Path) -> None:
     write_image(tmp_path / "holes" / "a" / "1.png")
     (tmp_path / "holes" / "b").mkdir()
     write_image(tmp_path / "lonely" / "a" / "1.png")
+    for number in range(30):
+        write_image(tmp_path / "same" / "a" / f"{number}.png", number)
     images = np.zeros((4, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "range.npz", images=images, labels=np.array([0, 1, -2, 1]))
     (tmp_path / "bad.toml").write_text("[federation]\nalhpa = 1\n")
@@ -157,6 +163,14 @@ BAD_INPUT = [
     (["run", "--rounds", "many"], "--rounds: 'many' is not a whole number."),
     (["run", "--clients", "many"], "--clients: 'many' is not a whole number."),
     (["run", "--lr", "inf"], "finite and above 0"),
+    (["run", "--max-update-norm", "inf"], "max_update_norm is inf; it must be a number."),
+    (
+        ["run", "--method", "pfedfda", "--pfedfda.ridge", "inf"],
+        "ridge is inf; it must be a number.",
+    ),
+    (["run", "--seed", "9" * 30], "seed is a whole number of more than 64 bits."),
+    (["run", "--source", "bad\udcff"], "must be text that UTF-8 can hold."),
+    (["run", "--source", "same", "--clients", "2"], "All images belong to one class, 'a'"),
     (["run", "--name", ""], "not a plain folder name"),
     (["compare", "--methods"], "--methods names no method"),
     (["run", "--config", "two.toml"], "2 methods: choose one with --method"),

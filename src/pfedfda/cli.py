@@ -25,6 +25,7 @@ from pfedfda.experiment.config import (
     GROUPS,
     Config,
     change,
+    checked_fields,
     make_config,
     named_federation,
     read_config,
@@ -511,6 +512,11 @@ def _parse(command: str, words: list[str]) -> tuple[Config, bool, Path | None]:
     parsed = _parse_quietly(options, f"pfedfda {command}", words, _about(command))
     methods = {name: getattr(parsed, _attribute(name), m) for name, m in defaults.items()}
     groups = {group: getattr(parsed, group) for group in GROUPS}
+    for name, section in {**groups, **methods}.items():
+        # What a file of settings would refuse, such as inf, is refused here too: the run could not
+        # be taken up from its own file.
+        values = {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
+        checked_fields(type(section), values, name)
     config = Config(methods, **groups)
     if resumed is not None and not same_settings(config, base):
         raise InputError(
@@ -606,7 +612,7 @@ def _value_of(flag: str, words: Sequence[str]) -> list[str]:
             values.append(word.removeprefix(flag + "="))
         if word == flag:
             for value in words[position + 1 :]:
-                if value.startswith("--"):
+                if value.startswith("--") or value == "-h":
                     break
                 values.append(value)
     return values

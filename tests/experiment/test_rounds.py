@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from pfedfda import FederationConfig, InputError, RunStoppedError, compare, load_run, run
+from pfedfda.cli import main
 from pfedfda.experiment.config import read_config
 from pfedfda.experiment.rounds import draw_participants
 from pfedfda.methods import Client, Tensors, Update
+from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 from pfedfda.methods.local import Local
 from pfedfda.methods.pfedme import PFedMe
@@ -203,6 +205,24 @@ def test_comparison_table(tiny_config: FederationConfig, tmp_path: Path) -> None
     assert [row["method"] for row in rows] == ["local", "fedavg"]
     assert float(rows[0]["mean_accuracy"]) == comparison.results[0].mean_accuracy
     assert list(read_config(comparison.folder / "config.toml").methods) == ["local", "fedavg"]
+
+
+def test_a_lost_line_of_the_table_comes_back(tmp_path: Path) -> None:
+    """A kill between the end of the last run and its line loses nothing."""
+    words = ["compare", "--methods", "local", "fedavg", "--rounds", "1", "--workers", "0"]
+    words += ["--partition", "client-dirichlet", "--clients", "6", "--samples", "8", "--quiet"]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    table = tmp_path / "digits-compare" / "comparison.csv"
+    whole = table.read_text()
+    table.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    assert main(["compare", "--resume", str(table.parent), "--quiet"]) == 0
+    assert table.read_text() == whole
+
+
+def test_a_comparison_has_each_method_once(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ditto is there twice with different"):
+        compare([Ditto(mu=0.1), Ditto(mu=1.0)], tiny_config, rounds=1, output=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_comparison_that_stops_shows_what_it_has(

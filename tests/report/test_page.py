@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import subprocess
@@ -73,6 +74,36 @@ def test_report_is_written_with_its_figures(tmp_path: Path) -> None:
     before = {p.name: p.read_bytes() for p in path.parent.rglob("*.*")}
     write_report([folder], tmp_path / "report")  # the same runs give the same bytes
     assert before == {p.name: p.read_bytes() for p in path.parent.rglob("*.*")}
+
+
+def test_clients_keep_their_own_accuracies_where_one_is_missing(tmp_path: Path) -> None:
+    """A client that could not be evaluated is not in the file of its run."""
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
+    files = [folder / method / "clients.csv" for method in ("local", "pfedfda")]
+    rows = [list(csv.DictReader(file.read_text().splitlines())) for file in files]
+    expected = {
+        row["name"]: [f"{float(r[place]['accuracy']):.2f}" for r in rows]
+        for place, row in enumerate(rows[0])
+    }
+    for file, missing in zip(files, (1, 4), strict=True):
+        lines = file.read_text().splitlines(keepends=True)
+        name = rows[0][missing]["name"]
+        expected[name][files.index(file)] = "–"
+        file.write_text("".join(lines[: missing + 1] + lines[missing + 2 :]))
+    path = write_report([folder], tmp_path / "report")
+    table = path.read_text().split("<summary>Every client</summary>")[1].split("</table>")[0]
+    found = {
+        re.search(r'<th scope="row">(.*?)</th>', row)[1]: re.findall(r">([^<>]*)</td>", row)[-2:]
+        for row in table.split("<tbody>")[1].split("</tr>")[:-1]
+    }
+    assert list(found) == list(expected)
+    assert found == expected
+
+
+def test_seconds_may_be_unknown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    change_summary(folder, seconds={"train": 3.0})
+    assert "Time by component" in page_of(folder).text
 
 
 def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.engine import EngineConfig, LocalEngine, one_thread
-from pfedfda.errors import DivergedRunError, InputError, RunStoppedError
+from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, shown
 from pfedfda.experiment.config import Config, make_config, read_config, write_config
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.results import (
@@ -175,6 +175,8 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
                 raise
             comparison.results.append(result)
             _write_table(comparison)
+        if comparison.results:
+            _write_table(comparison)  # a kill may have come between the last run and its line
     return comparison
 
 
@@ -226,6 +228,11 @@ def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator
 def make_task(config: Config, federation: Federation) -> Task:
     """Return what server and clients of a run know beforehand."""
     config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
+    if len(federation.class_names) < 2:
+        raise InputError(
+            f"All images belong to one class, {shown(federation.class_names[0])}: there is nothing "
+            f"to tell apart."
+        )
     task = Task(
         model=config.model,
         image_shape=federation.image_shape,
@@ -242,6 +249,11 @@ def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
     instances: dict[str, Method] = {}
     for method in methods:
         if isinstance(method, Method):
+            if instances.get(method.name, method) != method:
+                raise InputError(
+                    f"{method.name} is there twice with different hyper-parameters; a comparison "
+                    f"has each method once."
+                )
             instances[method.name] = method
         else:
             instances |= {name: find_method(name)() for name in expand_names([method])}

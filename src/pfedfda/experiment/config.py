@@ -249,6 +249,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 def _refuse_odd_text(text: str, where: str) -> None:
     """Refuse what no file system takes as a path; settings that are no paths are short anyway."""
+    if not text.isascii() and text.encode(errors="replace").decode() != text:
+        raise InputError(f"{where} is {shown(text)}; it must be text that UTF-8 can hold.")
     if "\0" in text or any(len(part.encode()) > LONGEST_NAME for part in text.split("/")):
         raise InputError(
             f"{where} is {shown(text)}; it must be free of null characters and of names that are "

@@ -10,9 +10,9 @@ from pfedfda.report.runs import Group, Run
 from pfedfda.report.styles import Style
 from pfedfda.report.svg import Axis, Series, bubbles, chart
 
-ACCURACY_CHOICES = {  # the column, and the label of the axis
+ACCURACY_CHOICES = {  # the column, and the label of the axis for what it was judged on
     "mean": ("mean_accuracy", "mean accuracy over clients"),
-    "weighted": ("weighted_accuracy", "accuracy over all test samples"),
+    "weighted": ("weighted_accuracy", "accuracy over all {} samples"),
     "worst tenth": ("worst_tenth_accuracy", "mean accuracy of the worst tenth"),
 }
 MOST_RANKS = 400
@@ -104,7 +104,8 @@ def accuracy_by_round(shown: Sequence[Shown], key: str) -> str:
                 )
                 for s in shown
             ]
-            y = accuracy_axis(label, [value for s in series for value in s.ys])
+            ys = [value for s in series for value in s.ys]
+            y = accuracy_axis(label.format(shown[0].run.judged_on), ys)
             drawn = chart(series, axis, y, name=f"{accuracy_name} accuracy {x_name}")
             views.append(view(drawn, a, b))
     choices = (list(ACCURACY_CHOICES), list(abscissae))
@@ -130,9 +131,10 @@ def accuracy_by_client(shown: Sequence[Shown]) -> str:
         marked = [place for place, rank in enumerate(ranks) if rank < worst]
         if len(shown) <= FEW_RUNS and len(ranked) <= MOST_RANKS:
             marked = list(range(len(ranks)))
+        samples = f"{s.run.judged_on} samples"
         titles = [
             f"{s.run.label}, client {client.name}: {accuracy:.3f}"
-            + (f" of {client.test_samples} test samples" if client.test_samples else "")
+            + (f" of {client.test_samples} {samples}" if client.test_samples else "")
             for accuracy, client in (ranked[rank] for rank in ranks)
         ]
         accuracies = [ranked[rank][0] for rank in ranks]

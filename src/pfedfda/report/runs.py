@@ -24,8 +24,8 @@ class ClientLine:
 
     Parameters
     ----------
-    name
-        The client's name.
+    client, name
+        The client's number, which is the same in all runs on a federation, and its name.
     train_samples, test_samples, classes
         What it holds.
     corruption, severity, domain
@@ -36,6 +36,7 @@ class ClientLine:
         The interpolation weights that the method reports, by the name of the column.
     """
 
+    client: str
     name: str
     train_samples: int | None
     test_samples: int | None
@@ -346,6 +347,7 @@ def _read_clients(path: Path) -> list[ClientLine]:
         betas = {n: _number(v, n, path) for n, v in row.items() if n.split("_")[0] == "beta"}
         clients.append(
             ClientLine(
+                client=_clean(row["client"]),
                 name=_clean(row.get("name") or row["client"]),
                 train_samples=whole("train_samples"),
                 test_samples=whole("test_samples"),

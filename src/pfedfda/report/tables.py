@@ -214,7 +214,10 @@ def _beta_cell(cell: tuple[float, int] | None, kind: str = "") -> str:
 def clients(shown: Sequence[Shown]) -> str:
     """Return a table with a row for each client and a column for each run."""
     runs = [s for s in shown if s.run.clients]
-    first = runs[0].run.clients
+    # A client that a run could not evaluate is not in its file, so places do not tell who is who.
+    by_run = [{client.client: client for client in s.run.clients} for s in runs]
+    everyone = {client.client: client for s in reversed(runs) for client in s.run.clients}
+    first = [everyone[key] for key in sorted(everyone, key=lambda key: (len(key), key))]
     kinds = [
         (name, [str(getattr(client, name) or "–").replace("_", " ") for client in first])
         for name in ("domain", "corruption", "severity")
@@ -222,7 +225,7 @@ def clients(shown: Sequence[Shown]) -> str:
     ]
     for name, field in (
         ("training", "train_samples"),
-        ("test", "test_samples"),
+        (runs[0].run.judged_on, "test_samples"),
         ("classes", "classes"),
     ):
         kinds.append((name, [number(getattr(client, field), 0) for client in first]))
@@ -238,8 +241,8 @@ def clients(shown: Sequence[Shown]) -> str:
             f'<td class="n" data-v="{escape(values[place])}">{escape(values[place])}</td>'
             for _, values in kinds
         )
-        for s in runs:
-            value = s.run.clients[place].accuracy if place < len(s.run.clients) else None
+        for s, clients in zip(runs, by_run, strict=True):
+            value = clients[client.client].accuracy if client.client in clients else None
             key = "" if value is None else f"{value!r}"
             cells += f'<td class="n" data-v="{key}" data-m="{s.index}">{number(value, 2)}</td>'
         rows.append(f'<tr><th scope="row">{escape(client.name)}</th>{cells}</tr>')
@@ -262,7 +265,8 @@ def time_by_component(shown: Sequence[Shown], key: str) -> str:
         phases = {name: value for name, value in s.run.seconds.items() if name != "total"}
         # The small rest, such as writing files, is not worth a colour.
         rest = s.run.seconds.get("total", 0.0) - sum(phases.values())
-        wall.append(phases | ({"other": rest} if rest > 0.01 * s.run.seconds["total"] else {}))
+        small = 0.01 * s.run.seconds.get("total", 0.0)
+        wall.append(phases | ({"other": rest} if rest > small else {}))
     inside = [s.run.client_seconds for s in shown]
     views = [view(_bars(shown, wall), 0), view(_bars(shown, inside), 1)]
     choices = [["on the clock", "inside the clients, summed"]]
