@@ -8,7 +8,6 @@ from pfedfda.experiment.config import Config, make_config
 from pfedfda.methods import all_methods, find_method
 from pfedfda.paper import METHOD_SETTINGS, TABLES, federation_settings, table_settings
 from pfedfda.paper.settings import (
-    BEST_OF,
     COMMON,
     FEDERATION_SETTINGS,
     TABLE_SETTINGS,
@@ -65,8 +64,6 @@ def test_hyper_parameters_are_the_defaults_of_the_methods() -> None:
     assert set(METHOD_SETTINGS) == plain
     for name, settings in METHOD_SETTINGS.items():
         assert find_method(name)(**settings) == find_method(name)()
-    for name, choices in BEST_OF.items():
-        assert len({find_method(name)(**choice) for choice in choices}) == 2
 
 
 def test_chosen_hyper_parameters_are_among_those_tried() -> None:

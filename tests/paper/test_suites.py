@@ -56,8 +56,10 @@ def test_runs_are_shared_between_cells() -> None:
 
 
 def test_what_differs_from_the_papers_setting_is_noted() -> None:
-    def notes(suite: str, clients: int, frost: str | None = None) -> list[str]:
-        need = SUITES[suite].needs(["fedavg"], SUITES[suite].columns[-1:])[0]
+    def notes(
+        suite: str, clients: int, frost: str | None = None, method: str = "fedavg"
+    ) -> list[str]:
+        need = SUITES[suite].needs([method], SUITES[suite].columns[-1:])[0]
         federation = {"clients": clients, "domains": [], "frost": frost}
         return differences(need, {"rounds": 200, "status": "complete", "federation": federation})
 
@@ -66,6 +68,11 @@ def test_what_differs_from_the_papers_setting_is_noted() -> None:
     assert len(notes("table1", 100, "drawn")) == 1
     assert notes("table4", 50) == []  # the other half is new after training
     assert notes("table4", 100) == ["100 clients instead of 50"]
+    for method in ("fedbabu", "fedpac"):
+        assert notes("table1", 100, method=method) == []
+        assert notes("table4", 50, method=method) == [
+            "one way to fine-tune, where the paper has the better of two"
+        ]
     assert notes("table7", 20) == []  # DIGIT-5, whose number of clients follows from its domains
 
 

@@ -18,6 +18,7 @@ from pfedfda.paper.figures import FIGURES
 from pfedfda.paper.published import TABLES, PublishedTable
 from pfedfda.paper.settings import (
     ABLATION,
+    BEST_OF_TWO,
     METHOD_SETTINGS,
     TABLE_SETTINGS,
     federation_settings,
@@ -329,6 +330,8 @@ def differences(need: Need, record: Record) -> list[str]:
         notes.append("SynthDigits is missing, digits rendered from fonts stand in for it")
     if record["federation"].get("frost") == "drawn":
         notes.append("the photographs of frost are missing, frost is drawn in their place")
+    if "new_clients" in dict(need.settings) and need.method in BEST_OF_TWO:
+        notes.append("one way to fine-tune, where the paper has the better of two")
     if need.method == "pfedfda":
         notes.append("our default pFedFDA, which is not the paper's Algorithm 1")
     return notes
