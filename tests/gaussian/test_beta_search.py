@@ -20,7 +20,9 @@ from pfedfda.gaussian.adaptation import _checked_samples, _problem, _whitened
 from pfedfda.gaussian.estimate import _class_moments
 from pfedfda.gaussian.problem import MULTIPLE, SINGLE
 from pfedfda.gaussian.reference_solver import validation_loss
-from pfedfda.gaussian.spectral_solver import SpectralLoss, _bottom_of_polynomial
+from pfedfda.gaussian.spectral_loss import SpectralLoss
+from tests.gaussian.brute_force import KINDS as NASTY_KINDS
+from tests.gaussian.brute_force import BruteForce, nasty_client
 from tests.gaussian.gaussian_clients import Client, make_client, oracle_loss
 
 
@@ -205,25 +207,6 @@ def test_the_global_covariance_is_whitened_as_it_is_or_as_it_is_repaired(spread)
     torch.testing.assert_close(whitening @ kept @ whitening.T, identity, rtol=0, atol=1e-8)
 
 
-@settings(deadline=None, max_examples=200)
-@given(
-    st.lists(st.floats(0, 1e6) | st.just(np.inf), min_size=3, max_size=9),
-    st.floats(0.3, 2.0),
-    st.data(),
-)
-def test_the_bottom_of_a_polynomial_lies_between_the_neighbours(values, spacing, data):
-    best = data.draw(st.integers(1, len(values) - 2))
-    values[best] = data.draw(st.floats(0, 1e6))
-    points = [(spacing * i, value) for i, value in enumerate(values)]
-    bottom = _bottom_of_polynomial(points, best)
-    assert points[best - 1][0] <= bottom <= points[best + 1][0]
-
-
-def test_the_bottom_of_a_polynomial_of_degree_four_is_exact():
-    points = [(x, (x - 0.3) ** 2 * (1 + (x + 1) ** 2)) for x in (-2.0, -0.9, 0.1, 0.8, 1.9, 3.0)]
-    assert _bottom_of_polynomial(points, 2) == pytest.approx(0.3, abs=1e-5)
-
-
 def test_no_pair_of_a_fine_grid_is_lower():
     client = make_client(5, dimension=6, classes=3, samples=40, shift=2.0, local_scale=2.0)
     found = search_beta(client.features, client.labels, client.shared, betas="multiple", ridge=0.01)
@@ -276,12 +259,124 @@ def test_derivatives_are_those_of_finite_differences_and_of_autograd(point, samp
     assert single_bend[0, 0] == pytest.approx(hessian.sum(), rel=1e-9, abs=1e-9)
 
 
-def test_the_loss_on_the_grid_is_the_loss():
+@pytest.mark.parametrize("exactly", [True, False])
+def test_visits_tell_the_loss_and_bound_it_from_below_everywhere(exactly):
     problem = problem_of(make_client(4, dimension=7, classes=5, samples=50))
     loss = SpectralLoss(problem)
-    betas = torch.linspace(0, 1, 9, dtype=torch.float64)
-    expected = [validation_loss(problem, beta, 1 - beta).item() for beta in betas]
-    np.testing.assert_allclose(loss.values(betas, 1 - betas), expected, rtol=1e-4)
+    betas = np.linspace(0, 1, 9)
+    means, covariances = (grid.ravel() for grid in np.meshgrid(betas, betas))
+    everywhere = np.array(
+        [
+            validation_loss(problem, *torch.tensor(pair, dtype=torch.float64)).item()
+            for pair in zip(means, covariances, strict=True)
+        ]
+    )
+    bounds = loss.visit(betas, 1 - betas, exactly)
+    at = [validation_loss(problem, torch.tensor(b), torch.tensor(1 - b)).item() for b in betas]
+    np.testing.assert_allclose(bounds.values, at, rtol=1e-10 if exactly else 1e-3)
+    assert (bounds.values >= np.array(at) - 1e-12).all()
+    lower = loss.lower(bounds, np.tile(means, (9, 1)), np.tile(covariances, (9, 1)))
+    assert (lower <= everywhere + 1e-12).all()
+    on_mesh = loss.lower_on_mesh(bounds, betas, betas).swapaxes(1, 2).reshape(9, -1)
+    np.testing.assert_allclose(on_mesh, lower, rtol=1e-9, atol=1e-9)
+    touching = loss.lower(bounds, betas[:, None], 1 - betas[:, None])[:, 0]
+    np.testing.assert_allclose(touching, at, atol=1e-10 if exactly else 1e-3)
+
+
+def test_the_distance_of_loss_and_bound_is_the_divergence_of_posteriors():
+    client = make_client(6, dimension=5, classes=4, samples=40)
+    problem = problem_of(client, n_folds=2)
+    loss = SpectralLoss(problem)
+
+    def log_posteriors(beta):
+        rows = []
+        for fold in problem.folds:
+            means = beta * fold.local_means + (1 - beta) * fold.target_means
+            covariance = beta * fold.local_covariance + (1 - beta) * fold.target_covariance
+            weight = torch.linalg.solve(covariance, means.T)
+            logits = fold.features @ weight - 0.5 * (means.T * weight).sum(0) + problem.log_priors
+            rows.append(torch.log_softmax(logits, dim=1))
+        return torch.cat(rows)
+
+    bound = loss.visit(np.array([0.3]), np.array([0.3]))
+    here = log_posteriors(0.3)
+    for beta in (0.0, 0.1, 0.31, 0.9, 1.0):
+        point = torch.tensor(beta, dtype=torch.float64)
+        gap = validation_loss(problem, point, point).item()
+        gap -= float(loss.lower(bound, np.array([[beta]]), np.array([[beta]]))[0, 0])
+        divergence = (here.exp() * (here - log_posteriors(beta))).sum(1).mean().item()
+        assert gap == pytest.approx(divergence, abs=1e-10)
+
+
+def log_odds(beta):
+    return np.log((beta + 0.02) / (1 - beta + 0.02))
+
+
+def assert_exact(kind, number, count):
+    """Compare searches of nasty problems with brute force."""
+    rng = np.random.default_rng([NASTY_KINDS.index(kind), number])
+    for _ in range(count):
+        client, ridge, n_folds = nasty_client(kind, rng)
+        found = search_beta(
+            client.features, client.labels, client.shared, ridge=ridge, n_folds=n_folds
+        )
+        if found.loss is None:  # fewer samples than folds need
+            continue
+        brute = BruteForce.of(client, ridge, n_folds)
+        betas, losses = brute.lowest()
+        point = np.array([found.means])
+        at = float(brute.loss(point, point)[0])
+        assert at - losses.min() < 1e-6
+        assert found.loss == pytest.approx(at, rel=1e-7, abs=1e-9)
+        assert found.loss >= 0
+        # No clearly smaller β has a loss that is equal to half of the margin for ties.
+        equal = betas[losses <= losses.min() + 5e-11]
+        if len(equal):
+            assert log_odds(equal.min()) > log_odds(found.means) - 0.05
+
+
+@pytest.mark.parametrize("kind", NASTY_KINDS)
+def test_nasty_problems_are_solved_exactly_and_ties_go_to_the_smaller_beta(kind):
+    assert_exact(kind, number=0, count=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NASTY_KINDS)
+def test_a_thousand_nasty_problems_are_solved_exactly(kind):
+    assert_exact(kind, number=1, count=110)
+
+
+@pytest.mark.parametrize("kind", NASTY_KINDS)
+def test_two_betas_of_nasty_problems_are_as_good_as_the_best_of_a_mesh(kind):
+    rng = np.random.default_rng([NASTY_KINDS.index(kind), 2])
+    nodes = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-16, 16, 50))), [1.0]])
+    means, covariances = (grid.ravel() for grid in np.meshgrid(nodes, nodes))
+    client, ridge, n_folds = nasty_client(kind, rng)
+    found = search_beta(
+        *(client.features, client.labels, client.shared),
+        betas="multiple",
+        ridge=ridge,
+        n_folds=n_folds,
+    )
+    brute = BruteForce.of(client, ridge, n_folds)
+    losses = [
+        brute.loss(a, b)
+        for a, b in zip(np.array_split(means, 30), np.array_split(covariances, 30), strict=True)
+    ]
+    at = float(brute.loss(np.array([found.means]), np.array([found.covariance]))[0])
+    assert at - np.concatenate(losses).min() < 1e-6
+
+
+def test_of_separable_features_the_whole_plateau_is_equal_and_beta_is_zero():
+    # Far apart, all classes are told apart at every β: no loss is above rounding errors.
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 4
+    means = 100.0 * torch.eye(4)
+    features = means[labels] + torch.randn(40, 4, generator=generator)
+    for mode in ("single", "multiple"):
+        shared = GaussianStatistics(means, torch.eye(4))
+        found = search_beta(features, labels, shared, betas=mode, ridge=1e-3)
+        assert (found.means, found.covariance) == (0.0, 0.0)
 
 
 def test_shift_and_sample_size_raise_beta():

@@ -1,390 +1,48 @@
-"""The β search without linear systems, by diagonalising both covariances at once.
+"""The exact β search: visit β until bounds from below leave no room under the lowest loss.
 
-Let Σ_g = LLᵀ and L⁻¹Σ_lL⁻ᵀ = QΛQᵀ. In the basis V = L⁻ᵀQ both covariances are diagonal, VᵀΣ_gV = I
-and VᵀΣ_lV = Λ, so that for *every* β
-
-    (βΣ_l + (1-β)Σ_g)⁻¹ = V D(β) Vᵀ    with    D_j(β) = 1 / (1 + β(λ_j - 1)).
-
-After one decomposition for each fold, a β costs one product of features with (C, d) weights, and
-the derivatives of the loss in β follow from those of D, in closed form.
-
-The weights are rational in β, with poles at β/(1-β) = -1/λ_j. Hence the loss is smooth on the scale
-of log-odds, log(β/(1-β)), and may change fast near 0 and 1 where λ_j are extreme. A coarse grid,
-evenly spaced on such a scale and with both end points on it, finds the basins; Newton's method
-finds the bottom of each that could hold the lowest.
+The loss may have several minima, narrow ones among them where features separate the classes well.
+Each visit gives a bound that holds everywhere (`pfedfda.gaussian.spectral_loss`). Newton's method
+finds the bottom of the basin of the best β so far; then every interval between visited β in which
+the bounds leave room for a lower loss is visited where there is most of it, until none is left.
 """
 
 import math
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from pfedfda.gaussian.problem import SINGLE, BetaProblem, Directions, Minimum
+from pfedfda.gaussian.problem import MULTIPLE, SINGLE, BetaProblem, Directions, Minimum
+from pfedfda.gaussian.spectral_loss import MARGIN, Scale, SpectralLoss, Vector
 
-Vector = npt.NDArray[np.float64]
-Point = tuple[float, float]  # a position on `_Scale`, and the loss there
-
-# Distance of the grid points on the scale of `_Scale`. The loss varies on a scale of about 1.
-_SPACING_SINGLE = 0.9
-_SPACING_MULTIPLE = 1.0
-# How close to 0 and 1 the scale is logarithmic: at least to the first, at most to the second.
-_MARGIN = 0.02
-_LEAST_MARGIN = 1e-9
-# Logits held at a time while the grid is evaluated: they should stay in the cache.
-_CHUNK = 1 << 19
-_MAX_CANDIDATES = 4
-# How often the loss is looked at once more to refine a start, and how far from points known before.
-_MAX_PROBES = 2
-_PROBE_DISTANCE = 0.15
-_MAX_NEWTON_STEPS = 60
-# Newton's last step, in log-odds; the error left after it is at most about the square of this.
-_LAST_STEP = 1.5e-2
-# Losses that differ by less, in nats a row, count as equal: on the grid, whose precision is single,
-# and after Newton's method.
-_GRID_TIE = 2e-7
+# The search is over when no β can have a loss lower by more than this, in nats a row: on the line
+# of a single β, and on the mesh of two.
+_TOLERANCE_SINGLE = 1e-6
+_TOLERANCE_MULTIPLE = 1e-6
+# Losses that differ by less count as equal, and the smaller β wins.
 _TIE = 1e-10
-# Log posteriors below this are raised to it. That changes no digit of the loss, and keeps subnormal
-# numbers away, which slow the processor down a hundredfold.
-_LOWEST_LOG = -60.0
+# Points between two visited β at which the bounds are looked at.
+_INNER = np.arange(1, 8) / 8
+# Intervals that are shorter are not split: the loss changes by less than its rounding errors.
+_SHORTEST = 1e-7
+# How exactly the smaller end of a plateau is found.
+_EDGE = 1e-2
+# Nodes of the mesh of two β along each of them, and how many are visited at a time.
+_NODES = 96
+_VISITS = 16
+# The most β that are visited; ordinary searches need a fiftieth.
+_MAX_VISITS = 2000
+_MAX_NEWTON_STEPS = 60
+# Around the bottom of a basin, no further than this, the loss is known by its derivatives.
+_LONGEST_REACH = 0.25
+# Intervals that are longer are visited in single precision.
+_LONG = 0.1
 
 
-class _Scale(NamedTuple):
-    """The scale log((β + left) / (1 - β + right)): log-odds, but finite at the end points."""
-
-    left: float
-    right: float
-
-    def beta(self, position: float) -> float:
-        odds = math.exp(position)
-        beta = (odds * (1 + self.right) - self.left) / (1 + odds)
-        return min(max(beta, 0.0), 1.0)
-
-    def grid(self, spacing: float) -> tuple[Vector, list[float]]:
-        """Return an odd number of even positions, and their β from exactly 0 to exactly 1."""
-        first = math.log(self.left / (1 + self.right))
-        last = math.log((1 + self.left) / self.right)
-        positions = np.linspace(first, last, 2 * math.ceil((last - first) / spacing / 2) + 1)
-        inner = [self.beta(position) for position in positions[1:-1].tolist()]
-        return positions, [0.0, *inner, 1.0]
-
-
-class SpectralLoss:
-    """The validation loss of eq. 9 and its derivatives in the two β.
-
-    Folds are stacked, to be worked on at once: there are k of them, with m validation rows at most
-    and P classes of d features. A column of ones is appended to the features, and the bias to the
-    weights. Shorter folds are filled up with rows of zeros; the logits of such a row are all zero
-    whatever β is, so it adds nothing to a derivative and a constant to the loss.
-
-    Parameters
-    ----------
-    problem : BetaProblem
-        Folds and priors.
-    """
-
-    def __init__(self, problem: BetaProblem):
-        folds = problem.folds
-        # Only the lower triangle is read: no need to make the products exactly symmetric.
-        whitened = [fold.whitening @ fold.local_covariance @ fold.whitening.T for fold in folds]
-        eigenvalues, rotations = torch.linalg.eigh(torch.stack(whitened))
-        # The local covariances are positive definite; rounding must not say otherwise.
-        self._excess = eigenvalues.clamp_(min=torch.finfo(torch.float64).eps) - 1
-        self._log_priors = problem.log_priors
-
-        classes, dimension = folds[0].local_means.shape
-        sizes = [len(fold.features) for fold in folds]
-        self._rows = sum(sizes)
-        self._loss_of_filling = (len(sizes) * max(sizes) - self._rows) * math.log(classes)
-        self._features = rotations.new_empty(len(folds), max(sizes), dimension + 1)
-        self._class_sums = rotations.new_zeros(len(folds), classes, dimension + 1)
-        self._target_means = rotations.new_empty(len(folds), classes, dimension)
-        self._differences = torch.empty_like(self._target_means)
-        for k, fold in enumerate(folds):
-            basis = fold.whitening.T @ rotations[k]
-            rows = self._features[k, : sizes[k]]
-            torch.mm(fold.features, basis, out=rows[:, :-1])
-            rows[:, -1] = 1.0
-            self._features[k, sizes[k] :] = 0.0
-            self._class_sums[k].index_add_(0, fold.labels, rows)
-            torch.mm(fold.target_means, basis, out=self._target_means[k])
-            torch.mm(fold.local_means - fold.target_means, basis, out=self._differences[k])
-        sums = self._class_sums[:, :, :-1]
-        self._sums_of_targets = (sums * self._target_means).sum(1, keepdim=True)
-        self._sums_of_differences = (sums * self._differences).sum(1, keepdim=True)
-        self._double = (self._features, self._target_means, self._differences)
-        features, target_means, differences = (tensor.float() for tensor in self._double)
-        self._single = (features, target_means, differences)
-        self.evaluations = 0
-
-    def scale(self) -> _Scale:
-        """Return the scale on which the covariance's part of the loss is smooth."""
-        lowest, highest = (float(bound) + 1 for bound in torch.aminmax(self._excess))
-        left, right = min(_MARGIN, 1 / highest), min(_MARGIN, lowest)
-        return _Scale(max(left, _LEAST_MARGIN), max(right, _LEAST_MARGIN))
-
-    def values(self, beta_means: Tensor, beta_covariance: Tensor) -> Tensor:
-        """Return the loss at G pairs of β, in single precision: good to find basins."""
-        total = self._values(*self._single, beta_means, beta_covariance)
-        if not math.isfinite(total.sum().item()):
-            overflown = ~torch.isfinite(total)
-            total[overflown] = self._values(
-                *self._double, beta_means[overflown], beta_covariance[overflown]
-            ).nan_to_num(nan=math.inf)
-        self.evaluations += len(total)
-        return total
-
-    def _values(
-        self,
-        features: Tensor,
-        target_means: Tensor,
-        differences: Tensor,
-        beta_means: Tensor,
-        beta_covariance: Tensor,
-    ) -> Tensor:
-        """Return the loss at G pairs of β, with the precision that features and means have."""
-        folds, rows, columns = features.shape
-        classes = len(self._log_priors)
-        losses = []
-        chunk = max(1, _CHUNK // (folds * rows * classes))
-        for start in range(0, len(beta_means), chunk):
-            of_means, of_covariance = (
-                beta[start : start + chunk, None] for beta in (beta_means, beta_covariance)
-            )
-            precisions = 1 / (1 + of_covariance * self._excess[:, None])
-            means = of_means[:, :, None].to(features) * differences[:, None]
-            means += target_means[:, None]
-            weights = features.new_empty(*means.shape[:-1], columns)
-            torch.mul(precisions[:, :, None].to(features), means, out=weights[..., :-1])
-            bias = self._log_priors - 0.5 * torch.linalg.vecdot(weights[..., :-1], means)
-            weights[..., -1] = bias
-            # Rows come last: sums over few classes are quick along many rows.
-            logits = weights.flatten(1, 2) @ features.mT
-            logits = logits.view(folds, -1, classes, rows)
-            highest = logits.amax(2)
-            logits.sub_(highest[:, :, None]).clamp_(min=_LOWEST_LOG).exp_()
-            normalizers = logits.sum(2).log_().add_(highest)
-            # The logits of the true classes, which are linear in the weights, need no product.
-            products = precisions * (self._sums_of_targets + of_means * self._sums_of_differences)
-            of_labels = products.sum((0, 2)) + (bias @ self._class_sums[:, :, -1:]).sum((0, 2))
-            losses.append(normalizers.sum((0, 2), dtype=torch.float64) - of_labels)
-        return (torch.cat(losses) - self._loss_of_filling) / self._rows
-
-    def derivatives(
-        self, beta_means: float, beta_covariance: float, directions: Directions
-    ) -> tuple[float, Vector, Vector]:
-        """Return the loss with gradient and Hessian along directions in the plane of the two β.
-
-        Parameters
-        ----------
-        beta_means, beta_covariance : float
-            The point.
-        directions : tuple of K pairs
-            Directions (u, v) of (β of the means, β of the covariance); (1, 1) is a single β.
-
-        Returns
-        -------
-        loss : float
-        gradient : ndarray of shape (K,)
-        hessian : ndarray of shape (K, K)
-
-        Notes
-        -----
-        With logits s, posteriors P and weights W, bias b included, the loss is the sum of
-        log Σ_c exp s_c - s_y. Its derivative along i is ⟨W_i, R⟩ with R = PᵀZ - YᵀZ, and its
-        second derivative along i and j is Σ Cov_P(s_i, s_j) + ⟨W_ij, R⟩.
-
-        Let M be the means, Δ their derivative by their β, and E = Λ - I, so that W = DM and
-        D' = -DED. Along (u, v) the weights then change by W_i = D A_i with A_i = uΔ - vEW, and the
-        bias, which is -½⟨M, W⟩ up to a constant, by -½⟨A_i + uΔ, W⟩; a second time, along j, by
-        W_ij = -DE(v_i W_j + v_j W_i) and b_ij = -⟨A_i, W_j⟩.
-        """
-        self.evaluations += 1
-        features, differences = self._features, self._differences
-        excess = self._excess[:, None]
-        precision = 1 / (1 + beta_covariance * excess)
-        means = self._target_means + beta_means * differences
-        weights = precision * means
-        bias = self._log_priors - 0.5 * torch.linalg.vecdot(means, weights)
-        stretched = excess * weights
-        sources = [u * differences - v * stretched for u, v in directions]
-        changes = [precision * source for source in sources]
-        layers = [torch.cat([weights, bias[:, :, None]], dim=2)]
-        for (u, _), source, change in zip(directions, sources, changes, strict=True):
-            bias = -0.5 * torch.linalg.vecdot(source + u * differences, weights)
-            layers.append(torch.cat([change, bias[:, :, None]], dim=2))
-        # Rows come last: sums over few classes are quick along many rows.
-        posteriors, *slopes = (layer @ features.mT for layer in layers)
-        highest = posteriors.amax(1, keepdim=True)
-        posteriors.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
-        totals = posteriors.sum(1, keepdim=True)
-        posteriors.div_(totals)
-        loss = totals.log_().add_(highest).sum() - _inner(layers[0], self._class_sums)
-
-        residual = posteriors @ features - self._class_sums
-        of_bias = residual[:, :, -1:]
-        of_weights = precision * excess * residual[:, :, :-1]
-        gradient = [_inner(layer, residual).item() for layer in layers[1:]]
-        pulls = [_inner(change, of_weights) for change in changes]
-        weighted = [posteriors * slope for slope in slopes]
-        expected = [product.sum(1) for product in weighted]
-        hessian = np.empty((len(directions), len(directions)))
-        for i, (_, v) in enumerate(directions):
-            by_bias = sources[i] * of_bias
-            for j, (_, other_v) in enumerate(directions[: i + 1]):
-                covariance = _inner(weighted[i], slopes[j]) - _inner(expected[i], expected[j])
-                bend = v * pulls[j] + other_v * pulls[i] + _inner(by_bias, changes[j])
-                hessian[i, j] = hessian[j, i] = (covariance - bend).item()
-        value = (loss.item() - self._loss_of_filling) / self._rows
-        return value, np.array(gradient) / self._rows, hessian / self._rows
-
-
-def _inner(first: Tensor, second: Tensor) -> Tensor:
-    """Return the sum of the products of all entries."""
-    return torch.dot(first.reshape(-1), second.reshape(-1))
-
-
-def _starts_on_line(loss: SpectralLoss) -> list[list[float]]:
-    """Return a start for each basin of a single β that may hold the lowest point, best first."""
-    scale = loss.scale()
-    points = _screen(loss, scale)
-    values = [value for _, value in points]
-    last = len(points) - 1
-    lowest = min(values)
-    found = []
-    for i, value in enumerate(values):
-        if i and max(value, values[i - 1]) <= lowest + _GRID_TIE:
-            continue  # a plateau is visited at its smallest β only
-        before, after = values[max(i - 1, 0)], values[min(i + 1, last)]
-        if not (value <= min(before, after) + _GRID_TIE and math.isfinite(value)):
-            continue
-        # Between grid points a parabola sinks by an eighth of its rise at most; four times
-        # that, and a basin is still worth a visit.
-        if value - 0.5 * max(before - value, after - value) > lowest + _GRID_TIE:
-            continue
-        found.append((value, i))
-    starts = []
-    for _, i in sorted(found)[:_MAX_CANDIDATES]:
-        inside = 0 < i < last
-        position = _bottom_near(loss, scale, points, i) if inside else points[i][0]
-        starts.append([scale.beta(position) if inside else float(i == last)])
-    return starts
-
-
-def _screen(loss: SpectralLoss, scale: _Scale) -> list[Point]:
-    """Evaluate the loss of a single β on a grid, but only where the lowest may be.
-
-    Every other point comes first. One between them is evaluated only if the lower of its neighbours
-    is not far above the lowest of all.
-    """
-    positions, betas = scale.grid(_SPACING_SINGLE)
-    coarse = _values_on_line(loss, betas[::2])
-    lowest = min(coarse)
-    promising = [
-        2 * i + 1
-        for i, (before, after) in enumerate(pairwise(coarse))
-        if not min(before, after) - 0.25 * abs(before - after) > lowest
-    ]
-    fine = _values_on_line(loss, [betas[i] for i in promising])
-    points = zip([*positions[::2], *positions[promising]], [*coarse, *fine], strict=True)
-    return sorted(points)
-
-
-def _values_on_line(loss: SpectralLoss, betas: list[float]) -> list[float]:
-    """Return the loss at several single β."""
-    both = torch.tensor(betas, dtype=torch.float64)
-    values: list[float] = loss.values(both, both).tolist()
-    return values
-
-
-def _bottom_near(loss: SpectralLoss, scale: _Scale, points: list[Point], best: int) -> float:
-    """Return the lowest position near the best of some points, by polynomials through them.
-
-    Looking at the loss once or twice more, where a polynomial has its bottom, costs less than the
-    step of Newton's method that it saves.
-    """
-    bottom = _bottom_of_polynomial(points, best)
-    (before, _), (after, _) = points[best - 1], points[best + 1]
-    for _ in range(_MAX_PROBES):
-        # A probe too close to a known point would say nothing new.
-        known = [position for position, _ in points]
-        nearest = min(known, key=lambda position: abs(position - bottom))
-        probe = bottom
-        if abs(bottom - nearest) < _PROBE_DISTANCE:
-            probe = nearest + math.copysign(_PROBE_DISTANCE, bottom - nearest)
-        crowded = min(abs(probe - position) for position in known) < 0.5 * _PROBE_DISTANCE
-        if crowded or not before < probe < after:
-            break
-        points = sorted([*points, (probe, _values_on_line(loss, [scale.beta(probe)])[0])])
-        inside = [i for i, (position, _) in enumerate(points) if before < position < after]
-        expected = bottom
-        bottom = _bottom_of_polynomial(points, min(inside, key=lambda i: points[i][1]))
-        if abs(bottom - expected) < _PROBE_DISTANCE:
-            break
-    return bottom
-
-
-def _bottom_of_polynomial(points: list[Point], best: int) -> float:
-    """Return the bottom, between the neighbours of the best point, of a polynomial through five.
-
-    Beside these three it meets the lower of the next on both sides, twice, because far from its
-    bottom the loss may soar.
-    """
-    first, last = best - 1, best + 1
-    while last - first < min(4, len(points) - 1):
-        at_end = last == len(points) - 1
-        if at_end or (first > 0 and points[first - 1][1] < points[last + 1][1]):
-            first -= 1
-        else:
-            last += 1
-    position, lowest = points[best]
-    offsets, rises = (np.array(points[first : last + 1]) - (position, lowest)).T
-    if not np.isfinite(rises).all():
-        return position
-    coefficients = np.linalg.solve(offsets[:, None] ** np.arange(len(offsets)), rises).tolist()
-    terms = list(enumerate(coefficients))
-    before, after = points[best - 1][0] - position, points[best + 1][0] - position
-    offset = 0.0
-    for _ in range(8):
-        slope = sum(n * c * offset ** (n - 1) for n, c in terms[1:])
-        bend = sum(n * (n - 1) * c * offset ** (n - 2) for n, c in terms[2:])
-        if not bend > 0:
-            return position
-        step = -slope / bend
-        offset = min(max(offset + step, before), after)
-        if abs(step) < 1e-3:
-            break
-    return position + offset
-
-
-def _starts_in_plane(loss: SpectralLoss) -> list[list[float]]:
-    """Return grid points of the plane of two β that lie lower than their neighbours, best first."""
-    _, means_betas = _Scale(_MARGIN, _MARGIN).grid(_SPACING_MULTIPLE)
-    _, covariance_betas = loss.scale().grid(_SPACING_MULTIPLE)
-    pairs = torch.cartesian_prod(
-        torch.tensor(means_betas, dtype=torch.float64),
-        torch.tensor(covariance_betas, dtype=torch.float64),
-    )
-    values = loss.values(pairs[:, 0], pairs[:, 1])
-    if float(values[0]) <= float(values.min()) + _GRID_TIE:
-        return [[0.0, 0.0]]  # a plateau is visited at its smallest β only
-    plane = values.view(1, len(means_betas), len(covariance_betas))
-    pooled = -torch.nn.functional.max_pool2d(-plane, 3, stride=1, padding=1)
-    minima = torch.nonzero(((plane <= pooled) & torch.isfinite(plane)).flatten()).flatten()
-    best = minima[torch.argsort(values[minima])[:_MAX_CANDIDATES]]
-    starts: list[list[float]] = pairs[best].tolist()
-    return starts
-
-
-def _newton(
-    loss: SpectralLoss, directions: Directions, start: list[float]
-) -> tuple[float, list[float]]:
+def _newton(loss: SpectralLoss, directions: Directions, start: Vector) -> tuple[Vector, Vector]:
     """Descend from a start to the bottom of its basin by Newton steps within the unit box.
 
-    The last step is so short that its effect is taken from the quadratic model.
+    Returns the bottom and the Hessian there.
     """
     basis = np.array(directions)
 
@@ -392,7 +50,7 @@ def _newton(
         beta_means, beta_covariance = (x @ basis).tolist()
         return loss.derivatives(beta_means, beta_covariance, directions)
 
-    x = np.array(start)
+    x = start
     value, gradient, hessian = evaluate(x)
     for _ in range(_MAX_NEWTON_STEPS):
         if not (math.isfinite(value) and np.isfinite(hessian).all()):
@@ -408,10 +66,6 @@ def _newton(
         step[free] = _step_in_box(gradient[free], model, x[free])
         if abs(gradient @ step) <= 0.1 * _TIE:
             break
-        bend = float(step @ hessian @ step)
-        room = np.maximum(x * (1 - x), 1e-12)
-        if bend >= 0 and (np.abs(step) <= _LAST_STEP * room).all():
-            return value + float(gradient @ step) + 0.5 * bend, (x + step).tolist()
         for shortening in (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-6):
             candidate = np.clip(x + shortening * step, 0, 1)
             new_value, new_gradient, new_hessian = evaluate(candidate)
@@ -420,7 +74,7 @@ def _newton(
                 break
         else:
             break
-    return value, x.tolist()
+    return x, hessian
 
 
 def _step_in_box(gradient: Vector, model: Vector, x: Vector) -> Vector:
@@ -451,18 +105,228 @@ def minimize_spectral(problem: BetaProblem, directions: Directions) -> Minimum:
     if len(problem.log_priors) == 1:
         return Minimum(0.0, 0.0, 0.0, 0)  # one class is always right
     with torch.inference_mode():  # spares each small operation a microsecond
-        return _minimize(SpectralLoss(problem), directions)
+        loss = SpectralLoss(problem)
+        search = _LineSearch(loss) if directions == SINGLE else _PlaneSearch(loss)
+        (beta_means, beta_covariance), value = search.lowest()
+        return Minimum(beta_means, beta_covariance, max(value, 0.0), loss.evaluations)
 
 
-def _minimize(loss: SpectralLoss, directions: Directions) -> Minimum:
-    """Screen on a grid, then descend from each start."""
-    starts = _starts_on_line(loss) if directions == SINGLE else _starts_in_plane(loss)
-    bottoms = [_newton(loss, directions, start) for start in starts]
-    # Ties go to the smaller β: where the data do not say, the global statistics serve.
-    lowest = min((value for value, _ in bottoms if math.isfinite(value)), default=math.inf)
-    tied = [bottom for bottom in bottoms if bottom[0] <= lowest + _TIE]
-    value, x = min(
-        tied, key=lambda bottom: sum(bottom[1]), default=(math.inf, [0.0] * len(directions))
-    )
-    beta_means, beta_covariance = (np.array(x) @ np.array(directions)).tolist()
-    return Minimum(beta_means, beta_covariance, value, loss.evaluations)
+class _LineSearch:
+    """The search for a single β: visits β until the bounds leave no room below the lowest loss."""
+
+    def __init__(self, loss: SpectralLoss):
+        self.loss = loss
+        self.scale = loss.scale()
+        self.positions, self.betas = self.scale.grid()
+        self.bounds = loss.visit(self.betas, self.betas, exactly=False)
+        self.exact = np.zeros(len(self.betas), dtype=bool)
+        self.closed: set[tuple[int, int]] = set()
+        self.basins: list[tuple[float, float]] = []
+
+    def lowest(self) -> tuple[tuple[float, float], float]:
+        """Return the best β and its loss; of equals, the smaller β."""
+        self._descend(self._best())
+        while len(self.betas) < _MAX_VISITS and len(places := self._open()):
+            before = float(self.bounds.values.min())
+            self._visit(places)
+            if self.bounds.values.min() < before - _TOLERANCE_SINGLE:
+                self._descend(self._best())
+        self._descend_into_ties()
+        self._widen_tie()
+        best = self._smallest_tied()
+        beta = float(self.betas[best])
+        return (beta, beta), float(self.bounds.values[best])
+
+    def _best(self) -> int:
+        return int(self.bounds.values.argmin())
+
+    def _visit(self, positions: Vector) -> None:
+        """Visit new positions, those in long intervals in single precision."""
+        distances = np.abs(positions[:, None] - self.positions).min(axis=1)
+        for far in (True, False):
+            some = positions[(distances > _LONG) == far]
+            if len(some):
+                self._add(some, self.scale.beta(some), exactly=not far)
+
+    def _add(self, positions: Vector, betas: Vector, exactly: bool = True) -> None:
+        bounds = self.loss.visit(betas, betas, exactly)
+        self.positions = np.concatenate([self.positions, positions])
+        self.betas = np.concatenate([self.betas, betas])
+        self.bounds = self.bounds.joined(bounds)
+        self.exact = np.concatenate([self.exact, np.full(len(betas), exactly)])
+
+    def _look_again(self, which: npt.NDArray[np.int64]) -> None:
+        """Visit exactly what has been visited in single precision."""
+        which = which[~self.exact[which]]
+        if len(which):
+            self.bounds.replace(which, self.loss.visit(self.betas[which], self.betas[which]))
+            self.exact[which] = True
+
+    def _descend(self, start: int) -> None:
+        """Visit the bottom of the basin in which a visited point lies."""
+        beta, hessian = _newton(self.loss, SINGLE, np.array([self._downhill(start)]))
+        known = np.flatnonzero(self.betas == beta[0])
+        if len(known):
+            self._look_again(known)
+            return
+        position = self.scale.position(beta[0])
+        self._add(np.array([position]), beta)
+        rate = self.scale.rate(float(beta[0]))
+        curvature = float(hessian[0, 0])
+        if 0.5 * curvature * (rate * _EDGE) ** 2 > 10 * _TIE:  # else it may be a plateau
+            reach = min(self.loss.reach(float(beta[0]), curvature) / rate, _LONGEST_REACH)
+            self.basins.append((position - reach, position + reach))
+
+    def _downhill(self, start: int) -> float:
+        """Return the β where the cubic through a point and its lower neighbour has its bottom."""
+        scale = self.scale
+        order = np.argsort(self.positions)
+        place = int(np.flatnonzero(order == start)[0])
+        slopes = scale.rate(self.betas) * self.loss.slopes(self.bounds, self.betas)
+        first = place if slopes[start] < 0 else place - 1
+        if not 0 <= first < len(order) - 1:
+            return float(self.betas[start])
+        left, right = order[first : first + 2].tolist()
+        width = self.positions[right] - self.positions[left]
+        rise = (self.bounds.values[right] - self.bounds.values[left]) / width
+        bend = slopes[left] + slopes[right] - 3 * rise
+        root = bend**2 - slopes[left] * slopes[right]
+        if not (slopes[left] < 0 < slopes[right] and root >= 0):
+            return float(self.betas[start])
+        share = (slopes[right] + math.sqrt(root) - bend) / (
+            slopes[right] - slopes[left] + 2 * math.sqrt(root)
+        )
+        return float(scale.beta(self.positions[right] - share * width))
+
+    def _open(self) -> Vector:
+        """Return, for each interval with room below the lowest loss, where there is most."""
+        order = np.argsort(self.positions)
+        neighbors = [
+            pair
+            for pair in zip(order[:-1].tolist(), order[1:].tolist(), strict=True)
+            if pair not in self.closed
+        ]
+        if not neighbors:
+            return np.empty(0)
+        places, floors = self._floors(np.array(neighbors))
+        widths = np.diff(self.positions[np.array(neighbors)])[:, 0]
+        room = (floors < self.bounds.values.min() - _TOLERANCE_SINGLE) & (widths > _SHORTEST)
+        self.closed.update(
+            pair for pair, has_room in zip(neighbors, room, strict=True) if not has_room
+        )
+        most_room: Vector = places[room]
+        return most_room
+
+    def _floors(self, pairs: npt.NDArray[np.int64]) -> tuple[Vector, Vector]:
+        """Return where between neighbours the higher of their two bounds is lowest, and its value.
+
+        The bounds are followed from point to point; where they cross between two points, they are
+        taken for straight.
+        """
+        left, right = self.positions[pairs].T
+        positions = left[:, None] + (right - left)[:, None] * _INNER
+        betas = self.scale.beta(positions)
+        both = [self.loss.lower(self.bounds.chosen(side), betas, betas) for side in pairs.T]
+        highest = np.maximum(*both)
+        gap = both[0] - both[1]
+        before, after = gap[:, :-1], gap[:, 1:]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(before * after < 0, before / (before - after), 0.0)
+        crossing = both[0][:, :-1] + share * np.diff(both[0], axis=1)
+        step = positions[:, 1:] - positions[:, :-1]
+        values = np.concatenate([highest, np.where(share > 0, crossing, np.inf)], axis=1)
+        places = np.concatenate([positions, positions[:, :-1] + share * step], axis=1)
+        values = np.nan_to_num(values, nan=-np.inf, posinf=np.inf)
+        for low, high in self.basins:
+            values[(places > low) & (places < high)] = np.inf
+        lowest = values.argmin(axis=1)
+        rows = np.arange(len(pairs))
+        return places[rows, lowest], values[rows, lowest]
+
+    def _smallest_tied(self) -> int:
+        values = np.where(self.exact, self.bounds.values, np.inf)
+        tied = np.flatnonzero(values <= values.min() + _TIE)
+        return int(tied[self.betas[tied].argmin()])
+
+    def _descend_into_ties(self) -> None:
+        """Visit the bottoms of basins at smaller β that may be as low as the lowest."""
+        limit = self.bounds.values.min() + _TIE
+        smaller = np.flatnonzero(self.betas < self.betas[self._smallest_tied()])
+        touching = self.loss.lower(
+            self.bounds.chosen(smaller), self.betas[smaller, None], self.betas[smaller, None]
+        )
+        self._look_again(smaller[touching[:, 0] <= limit])
+        order = smaller[np.argsort(self.positions[smaller])]
+        values = self.bounds.values
+        for before, here, after in zip(order, order[1:], order[2:], strict=False):
+            if limit < values[here] <= min(values[before], values[after]):
+                _, floors = self._floors(np.array([[before, here], [here, after]]))
+                if floors.min() <= limit:
+                    self._descend(int(here))
+
+    def _widen_tie(self) -> None:
+        """Visit the smaller end of the plateau on which the lowest loss lies, if it is on one."""
+        step = _EDGE
+        while True:
+            smallest = self.positions[self._smallest_tied()]
+            below = self.positions[self.positions < smallest]
+            if not len(below) or any(low < smallest < high for low, high in self.basins):
+                return
+            room = smallest - below.max()
+            if room <= _EDGE:
+                return
+            # The first look is close by, because most minima are no plateaus.
+            position = np.array([smallest - min(step, room / 2)])
+            self._add(position, self.scale.beta(position))
+            step = room
+
+
+class _PlaneSearch:
+    """The search for two β: the same on a mesh of the unit square."""
+
+    def __init__(self, loss: SpectralLoss):
+        self.loss = loss
+        scales = (Scale(MARGIN, MARGIN), loss.scale())
+        self.mesh = [scale.grid(_NODES)[1] for scale in scales]
+        self.floor = np.full((_NODES, _NODES), -np.inf)
+        first = np.meshgrid(*(scale.grid()[1] for scale in scales), indexing="ij")
+        self.pairs = np.empty((0, 2))
+        self.values = np.empty(0)
+        self._visit(np.stack(first, axis=-1).reshape(-1, 2))
+
+    def lowest(self) -> tuple[tuple[float, float], float]:
+        """Return the best pair of β and its loss; of equals, the smaller."""
+        self._descend(self.pairs[self.values.argmin()])
+        while len(self.values) < _MAX_VISITS and len(nodes := self._open()):
+            before = float(self.values.min())
+            self._visit(nodes)
+            if self.values.min() < before - _TOLERANCE_MULTIPLE:
+                self._descend(self.pairs[self.values.argmin()])
+        best = self.pairs[self.values.argmin()]
+        self._visit(np.array([[0.0, 0.0], [0.0, best[1]], [best[0], 0.0]]))
+        tied = np.flatnonzero(self.values <= self.values.min() + _TIE)
+        choice = int(tied[self.pairs[tied].sum(axis=1).argmin()])
+        beta_means, beta_covariance = self.pairs[choice].tolist()
+        return (beta_means, beta_covariance), float(self.values[choice])
+
+    def _visit(self, pairs: Vector) -> None:
+        """Visit pairs of β, and raise the floor to their bounds."""
+        for start in range(0, len(pairs), _VISITS):
+            some = np.ascontiguousarray(pairs[start : start + _VISITS].T)
+            bounds = self.loss.visit(*some)
+            heights = self.loss.lower_on_mesh(bounds, *self.mesh)
+            self.floor = np.maximum(self.floor, np.nan_to_num(heights, nan=-np.inf).max(axis=0))
+            self.pairs = np.concatenate([self.pairs, some.T])
+            self.values = np.concatenate([self.values, bounds.values])
+
+    def _descend(self, start: Vector) -> None:
+        self._visit(_newton(self.loss, MULTIPLE, start)[0][None])
+
+    def _open(self) -> Vector:
+        """Return nodes with room below the lowest loss, at most a few at a time."""
+        room = self.floor < self.values.min() - _TOLERANCE_MULTIPLE
+        plane = torch.from_numpy(self.floor)[None]
+        around = -torch.nn.functional.max_pool2d(-plane, 3, stride=1, padding=1)
+        bottoms = np.argwhere(room & (plane <= around)[0].numpy())
+        order = np.argsort(self.floor[tuple(bottoms.T)])[:_VISITS]
+        return np.stack([self.mesh[i][bottoms[order, i]] for i in range(2)], axis=-1)

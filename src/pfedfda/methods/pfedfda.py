@@ -340,6 +340,7 @@ class PFedFDA(Method):
             features,
             labels,
             shared,
+            priors=self._priors(client),
             sample_ids=rows,
             betas=self.betas,
             n_folds=self.folds,
