@@ -6,7 +6,7 @@ from PIL import Image
 
 from pfedfda.cli import main
 from pfedfda.data import Federation, FederationConfig, prepare
-from pfedfda.report.federation import class_counts, draw_figures
+from pfedfda.report.federation import class_counts, draw_figures, summary_table
 
 
 def test_counts_are_those_of_the_labels(tiny: Federation) -> None:
@@ -40,3 +40,11 @@ def test_data_show(
     assert main(["data", "show", "cifar99"]) == 2
     assert main(["data", "hide"]) == 2
     assert main(["data"]) == 0
+
+
+def test_columns_of_the_summary_have_different_names(tiny: Federation) -> None:
+    for config in (FederationConfig(clients=20), FederationConfig(clients=20, shift="paper")):
+        table = summary_table(prepare(config))
+        headings = [column.header for column in table.columns]
+        assert len(set(headings)) == len(headings)
+        assert "clients" in headings

@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from pfedfda.errors import printable
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.methods import Method
 
@@ -68,7 +69,7 @@ class TerminalObserver(Observer):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.progress = Progress(
-            TextColumn("{task.description:<10}"),
+            TextColumn("{task.description:<10}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
@@ -104,12 +105,16 @@ class TerminalObserver(Observer):
 
     def say(self, text: str) -> None:
         """Print above the bars."""
-        self.progress.console.print(text, highlight=False)
+        self.progress.console.print(
+            _printable_lines(text), markup=False, emoji=False, highlight=False
+        )
 
     def preparing(self, step: str, done: int, total: int) -> None:
         """Draw a bar for this step of the preparation."""
         if step not in self.steps:
-            self.steps[step] = self.progress.add_task(step, total=total, unit="", note="")
+            self.steps[step] = self.progress.add_task(
+                printable(step), total=total, unit="", note=""
+            )
         self.progress.update(self.steps[step], completed=done)
         self._draw()
 
@@ -119,7 +124,7 @@ class TerminalObserver(Observer):
             self.progress.update(task, visible=False)
         self.done = float(done)
         self.method_task = self.progress.add_task(
-            method.title, total=rounds, completed=done, unit="rounds", note=""
+            printable(method.title), total=rounds, completed=done, unit="rounds", note=""
         )
         self._draw(now=True)
 
@@ -155,7 +160,7 @@ class PlainObserver(Observer):
     def say(self, text: str) -> None:
         """Print a line to the error stream, which leaves the output to the results."""
         with suppress(BrokenPipeError):
-            print(text, file=sys.stderr, flush=True)
+            print(_printable_lines(text), file=sys.stderr, flush=True)
 
     def preparing(self, step: str, done: int, total: int) -> None:
         """Print each step of the preparation once."""
@@ -177,6 +182,10 @@ class PlainObserver(Observer):
             f"{accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}, training loss "
             f"{train_loss:.3f}, {passed:.0f} s, about {left:.0f} s left"
         )
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def choose_observer(quiet: bool) -> Observer:

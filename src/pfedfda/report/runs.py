@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, printable
 from pfedfda.files import LARGE, read_text, read_toml
 from pfedfda.report.styles import title_of
 
@@ -206,15 +206,15 @@ def read_run(folder: Path) -> Run:
                 raise InputError(f"{folder / name} is missing or empty, although the run has it.")
     return Run(
         folder=folder,
-        method=_clean(method),
-        label=title_of(_clean(method)),
-        status=_clean(summary.get("status", "complete")),
-        reason=_clean(summary.get("reason", "")),
+        method=printable(method),
+        label=title_of(printable(method)),
+        status=printable(summary.get("status", "complete")),
+        reason=printable(summary.get("reason", "")),
         rounds=int(_number(summary.get("rounds"), "rounds", path) or 0),
         summary={name: _number(summary.get(name), name, path) for name in (*ACCURACIES, *COUNTS)},
         seconds=_numbers({k: v for k, v in seconds.items() if k != "clients"}, path),
         client_seconds=_numbers(_table(seconds, "clients", path), path),
-        machine={_clean(k): _clean(v) for k, v in _table(summary, "machine", path).items()},
+        machine={printable(k): printable(v) for k, v in _table(summary, "machine", path).items()},
         metrics=metrics,
         clients=clients,
         new_clients=_read_new_clients(folder / "new_clients.csv"),
@@ -245,7 +245,9 @@ def read_counts(path: Path) -> Counts | None:
             raise InputError(f"A row of counts in {path} does not have {len(classes)} numbers.")
         if any(type(count) is not int or not 0 <= count < 2**53 for count in row):
             raise InputError(f"A row of counts in {path} has a value that is not a count.")
-    return Counts([_clean(name) for name in classes], [_clean(name) for name in names], counts)
+    return Counts(
+        [printable(name) for name in classes], [printable(name) for name in names], counts
+    )
 
 
 def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
@@ -347,14 +349,14 @@ def _read_clients(path: Path) -> list[ClientLine]:
         betas = {n: _number(v, n, path) for n, v in row.items() if n.split("_")[0] == "beta"}
         clients.append(
             ClientLine(
-                client=_clean(row["client"]),
-                name=_clean(row.get("name") or row["client"]),
+                client=printable(row["client"]),
+                name=printable(row.get("name") or row["client"]),
                 train_samples=whole("train_samples"),
                 test_samples=whole("test_samples"),
                 classes=whole("classes"),
-                corruption=_clean(row.get("corruption", "")),
+                corruption=printable(row.get("corruption", "")),
                 severity=whole("severity") or 0,
-                domain=_clean(row.get("domain", "")),
+                domain=printable(row.get("domain", "")),
                 accuracy=_number(row["accuracy"], "accuracy", path),
                 betas={name: value for name, value in betas.items() if value is not None},
             )
@@ -366,7 +368,7 @@ def _read_new_clients(path: Path) -> dict[str, list[float]]:
     conditions: dict[str, list[float]] = {}
     for row in _read_rows(path, ["condition", "accuracy"]):
         accuracy = _number(row["accuracy"], "accuracy", path)
-        of_condition = conditions.setdefault(_clean(row["condition"]), [])
+        of_condition = conditions.setdefault(printable(row["condition"]), [])
         if accuracy is not None:
             of_condition.append(accuracy)
     return conditions
@@ -389,13 +391,8 @@ def _number(value: Any, name: str, where: object) -> float | None:
     return number
 
 
-def _clean(text: object) -> str:
-    """Return text on one line without what cannot be printed or encoded."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
-
-
 def _numbers(values: Mapping[str, Any], path: Path) -> dict[str, float]:
-    return {_clean(name): _number(value, name, path) or 0.0 for name, value in values.items()}
+    return {printable(name): _number(value, name, path) or 0.0 for name, value in values.items()}
 
 
 def _table(values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
