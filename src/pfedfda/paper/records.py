@@ -13,6 +13,7 @@ from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import Config
 from pfedfda.experiment.results import RunResult, write_text
+from pfedfda.files import csv_text
 from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
 
@@ -54,7 +55,7 @@ def make_record(need: Need, config: Config, result: RunResult) -> dict[str, Any]
         **settings_of(config),
         "federation": {
             "clients": len(clients),
-            "domains": sorted({row["domain"] for row in clients if row.get("domain")}),
+            "domains": sorted({csv_text(row["domain"]) for row in clients if row.get("domain")}),
             "train_samples": sum(int(row["train_samples"]) for row in clients),
             "test_samples": sum(int(row["test_samples"]) for row in clients),
             "frost": _frost(config),

@@ -1,6 +1,7 @@
 """Reading runs for a report: their files may come from anywhere, so nothing in them is trusted."""
 
 import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedfda.errors import InputError, printable
-from pfedfda.files import LARGE, read_text, read_toml
+from pfedfda.files import LARGE, csv_text, read_text, read_toml
 from pfedfda.report.styles import title_of
 
 ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
@@ -325,11 +326,12 @@ def _read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     if not path.exists():
         return []
     try:
-        reader = csv.DictReader(_read_text(path).splitlines(), strict=True)
+        lines = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
+        columns = [csv_text(cell) for cell in next(lines, [])]
         for name in needed:
-            if name not in (reader.fieldnames or []):
+            if name not in columns:
                 raise InputError(f"{path} has no column {name}.")
-        rows = [{str(k): v for k, v in row.items() if isinstance(v, str)} for row in reader]
+        rows = [dict(zip(columns, map(csv_text, line), strict=False)) for line in lines if line]
     except csv.Error as error:
         raise InputError(f"The file {path} is not CSV ({error}).") from error
     for number, row in enumerate(rows, start=2):
