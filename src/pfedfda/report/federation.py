@@ -163,9 +163,8 @@ def _draw_images(federation: Federation, path: Path) -> None:
     """Draw a row of training images for each of some clients."""
     plt = _pyplot()
     clients = spaced(len(federation), SHEET_CLIENTS)
-    figure, axes = plt.subplots(
-        len(clients), SHEET_IMAGES, figsize=(10, 0.78 * len(clients) + 0.3), squeeze=False
-    )
+    height = 0.78 * len(clients) + 0.3
+    figure, axes = plt.subplots(len(clients), SHEET_IMAGES, figsize=(10, height), squeeze=False)
     for row, client in enumerate(clients):
         data = federation.client(int(client))
         for column in range(SHEET_IMAGES):
@@ -177,7 +176,7 @@ def _draw_images(federation: Federation, path: Path) -> None:
         shown = (federation.attributes.get(name) for name in ("corruption", "severity"))
         about += [str(values[client]) for values in shown if values and values[client]]
         axes[row, 0].set_title("  ".join(about), fontsize=7, loc="left", pad=2)
-    figure.subplots_adjust(0.01, 0.01, 0.99, 0.97, wspace=0.05, hspace=0.32)
+    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.25 / height, wspace=0.05, hspace=0.32)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
