@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,6 +80,8 @@ class Run:
         The accuracies of new clients by condition.
     config
         The tables of ``config.toml``.
+    seeds
+        Of how many runs with different seeds the numbers of the summary are the mean.
     """
 
     folder: Path
@@ -95,6 +98,7 @@ class Run:
     clients: list[ClientLine]
     new_clients: dict[str, list[float]]
     config: dict[str, Any]
+    seeds: int = 1
 
     @property
     def mean(self) -> float | None:
@@ -182,6 +186,61 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
         Group(_labelled(runs), unfinished.get(key, []), counts[key], heading)
         for (key, runs), heading in zip(groups.items(), headings, strict=True)
     ]
+
+
+def mean_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return a run for each method and settings, with the means over its seeds.
+
+    Runs belong together if they are equal in all but the seed, what they ran on and what they are
+    called. Summary and seconds are means; all else is of the first of them. Of two runs with the
+    same seed the second stands alone.
+
+    Parameters
+    ----------
+    runs
+        Runs on the same federation, each with a label of its own.
+    """
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        schedule = run.config.get("schedule", {})
+        settings = [
+            run.method,
+            run.status,
+            run.rounds,
+            {n: v for n, v in schedule.items() if n not in ("seed", "checkpoint_every")},
+            *(run.config.get(table, {}) for table in ("model", "training")),
+            *run.config["methods"].values(),
+        ]
+        key = json.dumps(settings, sort_keys=True, default=str)
+        while any(_seed_of(run) == _seed_of(other) for other in together.get(key, [])):
+            key += " again"
+        together.setdefault(key, []).append(run)
+    methods = [of_method[0].method for of_method in together.values()]
+    return [_mean_run(same, methods.count(same[0].method) == 1) for same in together.values()]
+
+
+def _seed_of(run: Run) -> Any:
+    return run.setting("schedule", "seed")
+
+
+def _mean_run(runs: Sequence[Run], alone: bool) -> Run:
+    """Return the mean of runs; it has the name of its method if no other has."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
+
+    seconds = {name: mean([run.seconds.get(name) for run in runs]) for name in first.seconds}
+    return replace(
+        first,
+        label=title_of(first.method) if alone else f"{first.label} and {len(runs) - 1} more",
+        summary={name: mean([run.summary[name] for run in runs]) for name in first.summary},
+        seconds={name: value for name, value in seconds.items() if value is not None},
+        seeds=len(runs),
+    )
 
 
 def read_run(folder: Path) -> Run:
