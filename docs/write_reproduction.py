@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from pfedfda.paper.communication import paper_loads
 from pfedfda.paper.published import published_table
-from pfedfda.paper.records import matching, need_of, read_records
+from pfedfda.paper.records import difference, matching, need_of, read_records
 from pfedfda.paper.reproduce import tables_of_records
 from pfedfda.paper.suites import SUITES
 from pfedfda.report import PaperCell, PaperTable
@@ -38,6 +38,11 @@ the means, in bold if it is larger than two standard errors over clients (as if 
 independent). Seed 0 unless a note says otherwise. What explains the differences is in
 [differences.md](differences.md); what the paper does not say, and what we took in its place, is
 listed in `pfedfda.paper.settings.NOT_STATED`.
+
+The paper has no numbers by client, so errors of differences from it cannot be paired. Records that
+are made from now on hold the counts of every client, from which `pfedfda.paper.records.difference`
+computes the paired error between two of our own runs; those behind this page are older, and lack
+them, unless a table below says that it is paired.
 
 The runs were made on: {machines}.
 """
@@ -62,6 +67,8 @@ def page(results: Path) -> str:
     parts = [INTRODUCTION.format(machines="; ".join(sorted({machine(r) for r in records})) or "-")]
     for suite, table in tables_of_records(results, SUITES.values()):
         parts.append(f"## {table.title}\n\n{markdown(table, suite.key)}")
+    for federation in with_pairs(records):
+        parts.append(leads(federation, records))
     for federation in with_betas(records):
         parts.append(betas(federation, records))
     for federation in learning_curves(records):
@@ -156,6 +163,47 @@ def headline(table: PaperTable) -> list[str]:
             words += [ours, paper, "-" if cell.difference is None else difference_text(cell, 3)]
         lines.append("| " + " | ".join(words) + " |")
     return lines
+
+
+def with_pairs(records: Sequence[Any]) -> list[str]:
+    """Return the federations on which another method has the same clients as pFedFDA."""
+    return sorted(
+        {
+            record["need"]["federation"]
+            for record in records
+            for ours in pfedfda_on(record["need"]["federation"], records)
+            if record is not ours and plain(record) and difference(ours, record).paired
+        }
+    )
+
+
+def pfedfda_on(federation: str, records: Sequence[Any]) -> list[Any]:
+    """Return the record of the default pFedFDA on a federation, if there is one."""
+    own = [r for r in records if plain(r) and r["need"]["federation"] == federation]
+    return [record for record in own if record["need"]["method"] == "pfedfda"]
+
+
+def leads(federation: str, records: Sequence[Any]) -> str:
+    """Return by how much pFedFDA differs from the other methods, over the same clients."""
+    (ours,) = pfedfda_on(federation, records)
+    lines = [
+        f"## pfedfda less the others on {federation}",
+        "",
+        "Differences of the mean accuracy, in bold if larger than two standard errors over "
+        "clients; seed 0. A paired error is that of the differences of the same clients.",
+        "",
+        "| method | difference | standard error | |",
+        "|---|---:|---:|---|",
+    ]
+    for record in records:
+        if plain(record) and record["need"]["federation"] == federation and record is not ours:
+            found = difference(ours, record)
+            text = f"{found.mean:+.3f}"
+            text = f"**{text}**" if abs(found.mean) > 2 * found.standard_error else text
+            kind = "paired" if found.paired else "unpaired"
+            name = record["need"]["method"]
+            lines.append(f"| {name} | {text} | {found.standard_error:.3f} | {kind} |")
+    return "\n".join([*lines, ""])
 
 
 def learning_curves(records: Sequence[Any]) -> list[str]:

@@ -149,6 +149,28 @@ def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:
     federation = prepare(config.federation, cache=tmp_path)
     assert len(federation) >= 40
     assert federation.train_sizes.max() < 50
+    schedule = config.schedule
+    assert all(schedule.evaluates(number) for number in range(1, schedule.rounds + 1))  # curves
+
+
+def test_readme_says_how_the_command_comes_onto_the_path() -> None:
+    text = (ROOT / "README.md").read_text()
+    for word in (
+        ".venv/bin/pfedfda",
+        "source .venv/bin/activate",
+        "pip install -c constraints.txt",
+    ):
+        assert word in text
+        assert text.index(word) < text.index("\npfedfda run ")
+
+
+def test_readme_says_how_long_long_commands_take() -> None:
+    """What trains on the paper's images takes long; a dry run only tells."""
+    commands = re.findall(r"^pfedfda .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    long = [c for c in commands if re.search(r"^pfedfda (reproduce|compare .*cifar)", c)]
+    assert len(long) >= 3
+    for command in long:
+        assert re.search(r"# .*(minute|hour|how long)", command), command
 
 
 def test_run_accepts_a_federation_of_the_users_images(tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 import pfedfda
 from pfedfda.data import FEDERATIONS, PARTITIONS, SOURCES, FederationConfig, prepare
 from pfedfda.data.shift import frost_photos
 from pfedfda.engine import EngineConfig
-from pfedfda.errors import InputError, PfedfdaError, unknown
+from pfedfda.errors import InputError, PfedfdaError, printable, unknown
 from pfedfda.experiment.api import compare_config, run_config, same_settings
 from pfedfda.experiment.config import (
     GROUPS,
@@ -38,8 +37,13 @@ from pfedfda.flower.project import federate
 from pfedfda.methods import all_methods, expand_names, find_method
 from pfedfda.methods.registry import load_method_file
 from pfedfda.report import write_report
-from pfedfda.report.federation import draw_figures, summary_table
-from pfedfda.report.table import build_new_clients_table, build_paper_table, build_table
+from pfedfda.report.federation import clients_table, draw_figures, summary_table
+from pfedfda.report.table import (
+    build_new_clients_table,
+    build_paper_table,
+    build_table,
+    plain_console,
+)
 
 USAGE = """\
 usage: pfedfda COMMAND [options]
@@ -91,23 +95,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(arguments))
     except InputError as error:
-        print(f"pfedfda: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except InterruptedRunError as error:
-        print(f"pfedfda: {error}", file=sys.stderr)
+        _complain(error)
         return 130
     except PfedfdaError as error:
-        print(f"pfedfda: {error}", file=sys.stderr)
+        _complain(error)
         return 1
     except KeyboardInterrupt:
-        print("pfedfda: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        print(f"pfedfda: A file or folder cannot be used ({error}).", file=sys.stderr)
+        _complain(f"A file or folder cannot be used ({error}).")
         return 1
+
+
+def _complain(error: object) -> None:
+    """Print a sentence to the error stream, on one line."""
+    text = " ".join(str(error).splitlines())
+    print(printable(f"pfedfda: {text}"), file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -140,13 +150,13 @@ def _run(words: list[str]) -> int:
         result = run_config(config, observer, folder)
     if not quiet:
         _print_tables([result.summary])
-        print(f"report: {write_report([result.folder], result.folder)}")
-    print(result.folder)
+        print(printable(f"report: {write_report([result.folder], result.folder)}"))
+    print(printable(result.folder))
     return 0
 
 
 def _print_tables(summaries: list[dict[str, Any]]) -> None:
-    console = Console()
+    console = plain_console()
     console.print(build_table(summaries))
     new_clients = build_new_clients_table(summaries)
     if new_clients is not None:
@@ -160,11 +170,11 @@ def _compare(words: list[str]) -> int:
         comparison = compare_config(config, observer, folder)
     if not quiet and comparison.results:
         _print_tables([result.summary for result in comparison.results])
-        print(f"report: {write_report([comparison.folder], comparison.folder)}")
-    print(comparison.folder)
+        print(printable(f"report: {write_report([comparison.folder], comparison.folder)}"))
+    print(printable(comparison.folder))
     if comparison.stopped:
         total = len(config.methods)
-        print(f"pfedfda: {len(comparison.stopped)} of {total} methods diverged.", file=sys.stderr)
+        _complain(f"{len(comparison.stopped)} of {total} methods diverged.")
     return 1 if comparison.stopped else 0
 
 
@@ -260,10 +270,10 @@ def _reproduce(words: list[str]) -> int:
         return 0
     _print_wide(build_paper_table(done.table))
     for note in done.table.notes:
-        print(f"- {note}")
-    print(f"report: {done.page}")
+        print(printable(f"- {note}"))
+    print(printable(f"report: {done.page}"))
     if done.stopped:
-        print(f"pfedfda: {len(done.stopped)} of {len(jobs)} runs stopped early.", file=sys.stderr)
+        _complain(f"{len(done.stopped)} of {len(jobs)} runs stopped early.")
     return 1 if done.stopped else 0
 
 
@@ -300,7 +310,8 @@ def _report(words: list[str]) -> int:
     if not options.runs:
         raise InputError("There is no run to report on; name the folder of one.")
     alone = options.runs[0] if len(options.runs) == 1 else Path("report")
-    print(write_report(options.runs, options.output or alone, title=options.title))
+    page = write_report(options.runs, options.output or alone, title=options.title)
+    print(printable(page))
     return 0
 
 
@@ -344,15 +355,16 @@ def _personalize(words: list[str]) -> int:
     del settings["method"]
     result = personalize(**settings)
     told = "".join(f", {name} {value:.3f}" for name, value in result.metrics.items())
-    print(
+    text = (
         f"fitted to {result.fitted} images in {1000 * result.seconds['fit']:.1f} ms after "
         f"{1000 * result.seconds['network']:.0f} ms in the network{told}"
     )
+    print(printable(text))
     if result.accuracy is not None:
         print(f"accuracy on {result.held_out} held-out images: {result.accuracy:.3f}")
     if result.shared_accuracy is not None:
         print(f"accuracy of the model that all clients share: {result.shared_accuracy:.3f}")
-    print(result.folder)
+    print(printable(result.folder))
     return 0
 
 
@@ -390,12 +402,14 @@ def _data(words: list[str]) -> int:
     options = _parse_quietly(ShowOptions, "pfedfda data show", words[1:], default=default)
     with choose_observer(quiet=False) as observer:
         federation = prepare(options.federation, progress=observer.preparing)
-    Console().print(summary_table(federation))
+    plain_console().print(summary_table(federation))
+    if (clients := clients_table(federation)) is not None:
+        plain_console().print(clients)
     label = name or Path(options.federation.source).stem
     folder = options.figures or Path("figures") / label
     photos = frost_photos(options.federation.data_dir)
     for path in draw_figures(federation, folder, photos):
-        print(path)
+        print(printable(path))
     return 0
 
 
@@ -409,7 +423,7 @@ def _methods(words: list[str]) -> int:
         summary = (method.__doc__ or "").strip().split("\n")[0]
         fields = [f"{_flag(f.name)} {f.default}" for f in dataclasses.fields(method)]
         table.add_row(name, summary, "\n".join(fields), method.paper)
-    Console().print(table)
+    plain_console().print(table)
     return 0
 
 
@@ -431,13 +445,13 @@ def _print_list(name: str, what: str, rows: Mapping[str, str], title: str | None
     table.add_column(name, no_wrap=True)
     table.add_column(what, overflow="fold")
     for key, text in rows.items():
-        table.add_row(key, text)
-    Console().print(table)
+        table.add_row(printable(key), printable(text))
+    plain_console().print(table)
 
 
 def _print_wide(table: Table) -> None:
     """Print a table in full; one that is wider than the terminal is wrapped by the terminal."""
-    console = Console()
+    console = plain_console()
     console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
 
 

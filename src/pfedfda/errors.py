@@ -1,6 +1,7 @@
 """What can go wrong in a way that the user should read about."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 LONGEST_SHOWN = 200
@@ -29,6 +30,17 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # Python does not print numbers of thousands of digits
         return "something too long to print"
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def printable(text: object) -> str:
+    """Return text for a terminal: control characters, which could steer it, become U+FFFD.
+
+    File names, titles and messages may come from anybody, so whatever is printed goes through here.
+    """
+    return "".join(
+        letter if letter.isprintable() or unicodedata.category(letter) == "Zs" else "\ufffd"
+        for letter in str(text)
+    )
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:

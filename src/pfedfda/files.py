@@ -1,6 +1,7 @@
 """Files and folders that may come from anybody."""
 
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ SMALL = 2**24  # what a description in JSON, TOML or CSV may have; real ones hav
 MOST_TOML, LONGEST_LINE = 2**17, 5000  # of settings
 LARGEST_SIDE = 1024  # of an image, in pixels
 LARGE = 2**28  # what a table or a log of a long run with many clients may have
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def read_text(path: Path, largest: int = SMALL) -> str:
@@ -42,6 +44,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     if any(len(line) > LONGEST_LINE for line in text.splitlines()):
         raise ValueError(f"it has a line of more than {LONGEST_LINE:,} characters")
     return tomllib.loads(text)
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a value for a cell of a CSV file, with an apostrophe before what may be a formula.
+
+    A spreadsheet runs text that begins with one of ``= + - @``, a tab or a carriage return.
+    Numbers stay as they are; `csv_text` takes the apostrophe away again.
+    """
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def csv_text(cell: str) -> str:
+    """Return the text that `csv_cell` made a cell of."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def expand_user(path: Path) -> Path:

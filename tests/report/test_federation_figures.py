@@ -2,11 +2,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from pfedfda.cli import main
 from pfedfda.data import Federation, FederationConfig, prepare
-from pfedfda.report.federation import class_counts, draw_figures
+from pfedfda.report.federation import class_counts, draw_figures, summary_table
+from pfedfda.report.figures import draw_bubbles
 
 
 def test_counts_are_those_of_the_labels(tiny: Federation) -> None:
@@ -40,3 +42,29 @@ def test_data_show(
     assert main(["data", "show", "cifar99"]) == 2
     assert main(["data", "hide"]) == 2
     assert main(["data"]) == 0
+
+
+def test_columns_of_the_summary_have_different_names(tiny: Federation) -> None:
+    for config in (FederationConfig(clients=20), FederationConfig(clients=20, shift="paper")):
+        table = summary_table(prepare(config))
+        headings = [column.header for column in table.columns]
+        assert len(set(headings)) == len(headings)
+        assert "clients" in headings
+
+
+@pytest.mark.parametrize("clients", [1, 3, 20, 50, 60])
+@pytest.mark.parametrize(
+    ("classes", "size"),  # as in reports, and as data show draws them
+    [(2, (8.0, 4.5)), (100, (8.0, 4.5)), (2, (10.0, 3.0)), (10, (10.0, 4.3)), (40, (10.0, 9.0))],
+)
+def test_bubbles_lie_inside_the_axes(clients: int, classes: int, size: tuple[float, float]) -> None:
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    draw_bubbles(axes, np.full((clients, classes), 7), [f"class {c}" for c in range(classes)])
+    figure.draw_without_rendering()
+    (bubbles,) = axes.collections
+    radius = np.sqrt(bubbles.get_sizes().max()) / 2 * figure.dpi / 72
+    places = axes.transData.transform(bubbles.get_offsets())
+    box = axes.get_window_extent()
+    assert (places.min(0) - radius > box.min).all()
+    assert (places.max(0) + radius < box.max).all()

@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+import statistics
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from pfedfda.errors import InputError
 from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
 from pfedfda.report.federation import write_federation_file
 from pfedfda.report.page import render
-from pfedfda.report.runs import read_groups
+from pfedfda.report.runs import mean_runs, read_groups
 from tests.report.fake_runs import change_summary, write_comparison, write_run
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -227,6 +228,63 @@ def test_two_runs_of_a_method_get_different_labels(tmp_path: Path) -> None:
     again = write_run(tmp_path / "again", seed=1)
     (group,) = read_groups([*seeds, again])
     assert len({run.label for run in group.runs}) == 3
+
+
+def seeds_of(folder: Path, means: dict[str, list[float]]) -> list[Path]:
+    """Write a run for each mean, seeds from 0 on."""
+    folders = []
+    for method, of_method in means.items():
+        for seed, mean in enumerate(of_method):
+            folders.append(write_run(folder / f"{method}-{seed}", method, seed=seed))
+            change_summary(folders[-1], mean_accuracy=mean, worst_tenth_accuracy=mean / 2)
+    return folders
+
+
+def test_the_headline_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    """One lucky seed of a method does not make it the best."""
+    means = {"local": [0.5, 0.52, 0.9], "pfedfda": [0.7, 0.71, 0.72]}
+    folders = seeds_of(tmp_path, means)
+    page = page_of(*folders)
+    text = re.sub(r"\s+", " ", page.text)
+    assert "0.710 mean test accuracy of pFedFDA, the highest of 2 methods" in text
+    assert "over 12 clients and 3 seeds after 4 rounds" in text
+    assert "+0.070 over Local, next" in text
+    assert "0.355 worst tenth" in text
+    html = render(read_groups(folders), tmp_path, "a title")
+    table, rest = html.split("</table>", 1)
+    assert table.count("<tr") == 3  # a heading and two methods
+    assert table.count('<td class="n" data-v="3.0">3</td>') == 2  # seeds
+    assert f'<td class="n best" data-v="{statistics.fmean(means["pfedfda"])!r}">0.710' in table
+    every_run = rest.split("<summary>Every run</summary>")[1].split("</table>")[0]
+    for method in ("Local", "pFedFDA"):
+        for seed in range(3):
+            assert f"{method}, seed {seed}</th>" in every_run
+
+
+def test_only_seeds_of_the_same_settings_are_one_row(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"a{seed}", seed=seed) for seed in (0, 1)]
+    folders += [write_run(tmp_path / f"b{seed}", seed=seed) for seed in (0, 1)]
+    for folder in folders[2:]:
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(text.replace("mu = 1.0", "mu = 2.0"))
+    again = write_run(tmp_path / "again", seed=1)
+    stopped = write_run(tmp_path / "stopped", seed=2, rounds=3)
+    change_summary(stopped, status="stopped", reason="It was interrupted.")
+    (group,) = read_groups([*folders, again, stopped])
+    means = mean_runs(group.runs)
+    assert [run.seeds for run in means] == [2, 2, 1, 1]
+    assert len({run.label for run in means}) == 4
+    assert means[0].mean == statistics.fmean(run.mean or 0 for run in group.runs[:2])
+    assert means[2].label == group.runs[4].label
+
+
+def test_one_seed_looks_as_it_did(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
+    page = page_of(folder)
+    assert "Every run" not in page.text
+    assert "seeds" not in page.text
+    (group,) = read_groups([folder])
+    assert mean_runs(group.runs) == group.runs
 
 
 def test_paper_numbers_stand_beside_ours(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Who watches a run: progress on a terminal, plain lines in a log, or nobody."""
 
+import math
 import sys
 import time
 from contextlib import suppress
@@ -16,8 +17,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from pfedfda.errors import printable
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.methods import Method
+
+SECONDS_PER_LINE, ROUNDS_PER_LINE = 10.0, 10  # at most, without a terminal
 
 
 class Observer:
@@ -46,8 +50,11 @@ class Observer:
     def progressed(self, fraction: float) -> None:
         """Hear that a part of a round is done."""
 
-    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
-        """Hear that all clients have been evaluated."""
+    def trained(self, round_number: int, train_loss: float | None) -> None:
+        """Hear that a round without an evaluation is complete; not all methods have a loss."""
+
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float | None) -> None:
+        """Hear that all clients have been evaluated at the end of a round."""
 
     def finished(self) -> None:
         """Hear that the method has ended."""
@@ -68,7 +75,7 @@ class TerminalObserver(Observer):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.progress = Progress(
-            TextColumn("{task.description:<10}"),
+            TextColumn("{task.description:<10}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
@@ -104,12 +111,16 @@ class TerminalObserver(Observer):
 
     def say(self, text: str) -> None:
         """Print above the bars."""
-        self.progress.console.print(text, highlight=False)
+        self.progress.console.print(
+            _printable_lines(text), markup=False, emoji=False, highlight=False
+        )
 
     def preparing(self, step: str, done: int, total: int) -> None:
         """Draw a bar for this step of the preparation."""
         if step not in self.steps:
-            self.steps[step] = self.progress.add_task(step, total=total, unit="", note="")
+            self.steps[step] = self.progress.add_task(
+                printable(step), total=total, unit="", note=""
+            )
         self.progress.update(self.steps[step], completed=done)
         self._draw()
 
@@ -119,7 +130,7 @@ class TerminalObserver(Observer):
             self.progress.update(task, visible=False)
         self.done = float(done)
         self.method_task = self.progress.add_task(
-            method.title, total=rounds, completed=done, unit="rounds", note=""
+            printable(method.title), total=rounds, completed=done, unit="rounds", note=""
         )
         self._draw(now=True)
 
@@ -130,7 +141,7 @@ class TerminalObserver(Observer):
         self.progress.update(self.method_task, completed=int(self.done + 1e-6))
         self._draw()
 
-    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float | None) -> None:
         """Show the accuracy behind the bar."""
         assert self.method_task is not None
         note = f"accuracy {accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}"
@@ -143,40 +154,74 @@ class TerminalObserver(Observer):
 
 
 class PlainObserver(Observer):
-    """Prints a line for each evaluation, for logs and pipes."""
+    """Prints lines for logs and pipes: each evaluation, and what happens in between.
+
+    There is a line at least every ten rounds or ten seconds, whichever is first, as far as there is
+    something to tell: like the bar on a terminal, it has no thread of its own.
+    """
 
     def __init__(self) -> None:
         self.title = ""
         self.rounds = 0
-        self.done = 0
+        self.done = 0.0  # rounds, with the part of the present one
+        self.first = 0.0
         self.start = 0.0
         self.last_step = ""
+        self.last_line = 0.0
+        self.last_round = 0
+        self.train_loss: float | None = None
 
     def say(self, text: str) -> None:
         """Print a line to the error stream, which leaves the output to the results."""
         with suppress(BrokenPipeError):
-            print(text, file=sys.stderr, flush=True)
+            print(_printable_lines(text), file=sys.stderr, flush=True)
 
     def preparing(self, step: str, done: int, total: int) -> None:
-        """Print each step of the preparation once."""
-        if step != self.last_step:
-            self.say(f"preparing the federation: {step}")
-            self.last_step = step
+        """Print each step of the preparation, and how far it is if it takes long."""
+        if step != self.last_step or time.perf_counter() - self.last_line >= SECONDS_PER_LINE:
+            far = f", {done:,} of {total:,}" if step == self.last_step else ""
+            self.say(f"preparing the federation: {step}{far}")
+            self.last_step, self.last_line = step, time.perf_counter()
 
     def started(self, method: Method, rounds: int, done: int = 0) -> None:
         """Remember when the method began."""
-        self.title, self.rounds, self.start = method.title, rounds, time.perf_counter()
-        self.done = done
+        self.title, self.rounds, self.train_loss = method.title, rounds, None
+        self.done = self.first = float(done)
+        self.start = self.last_line = time.perf_counter()
+        self.last_round = done
 
-    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float) -> None:
+    def progressed(self, fraction: float) -> None:
+        """Print a line if the last one was long ago."""
+        self.done += fraction
+        if time.perf_counter() - self.last_line >= SECONDS_PER_LINE:
+            self._tell(math.ceil(self.done - 1e-6))
+
+    def trained(self, round_number: int, train_loss: float | None) -> None:
+        """Print a line if the last one was many rounds ago."""
+        self.done, self.train_loss = float(round_number), train_loss
+        if round_number - self.last_round >= ROUNDS_PER_LINE:
+            self._tell(round_number)
+
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float | None) -> None:
         """Print round, accuracy, loss and time."""
-        passed = time.perf_counter() - self.start
-        left = passed / (round_number - self.done) * (self.rounds - round_number)
+        self.done, self.train_loss = float(round_number), train_loss
+        told = f", accuracy {accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}"
+        self._tell(round_number, told)
+
+    def _tell(self, round_number: int, accuracy: str = "") -> None:
+        now = time.perf_counter()
+        passed = now - self.start
+        left = passed / (self.done - self.first) * (self.rounds - self.done)
+        loss = "" if self.train_loss is None else f", training loss {self.train_loss:.3f}"
         self.say(
-            f"{self.title}: round {round_number}/{self.rounds}, accuracy "
-            f"{accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}, training loss "
-            f"{train_loss:.3f}, {passed:.0f} s, about {left:.0f} s left"
+            f"{self.title}: round {round_number}/{self.rounds}{accuracy}{loss}, {passed:.0f} s, "
+            f"about {left:.0f} s left"
         )
+        self.last_line, self.last_round = now, round_number
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def choose_observer(quiet: bool) -> Observer:

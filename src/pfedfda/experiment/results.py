@@ -19,7 +19,7 @@ from pfedfda.engine.states import flush
 from pfedfda.errors import InputError, shown
 from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.experiment.config import Config, OutputConfig, write_config
-from pfedfda.files import LARGE, read_text
+from pfedfda.files import LARGE, csv_cell, read_text
 from pfedfda.methods import Method, Task, Tensors
 
 LOGS = ("metrics.jsonl", "failures.jsonl")
@@ -318,6 +318,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
     """Write a table, likewise."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
-    writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerow(map(csv_cell, columns))
+    writer.writerows(map(csv_cell, row) for row in rows)
     write_text(path, buffer.getvalue())

@@ -232,7 +232,9 @@ class Run:
                     "seconds": self._seconds(),
                 }
             )
-            self.observer.evaluated(round_number, accuracy, losses.mean)
+            self.observer.evaluated(round_number, accuracy, losses.known)
+        else:
+            self.observer.trained(round_number, losses.known)
 
     def _train(
         self, participants: list[int], round_number: int, losses: "Losses", steps: int
@@ -417,7 +419,12 @@ class Losses:
     @property
     def mean(self) -> float:
         """The mean so far, 0 if no client reported a loss."""
-        return self.total / self.weight if self.weight else 0.0
+        return self.known or 0.0
+
+    @property
+    def known(self) -> float | None:
+        """The mean so far, None if no client reported a loss."""
+        return self.total / self.weight if self.weight else None
 
 
 def _refuse_divergence(state: Tensors, train_loss: float, round_number: int) -> None:

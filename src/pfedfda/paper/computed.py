@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from pfedfda.data import prepare
@@ -14,6 +13,7 @@ from pfedfda.paper.published import published_table
 from pfedfda.paper.settings import federation_settings
 from pfedfda.paper.theorem import simulate_theorem
 from pfedfda.report.federation import draw_figures, summary_table
+from pfedfda.report.table import plain_console
 
 
 def show(key: str, data_dir: Path | None, output: Path) -> int:
@@ -29,9 +29,9 @@ def show(key: str, data_dir: Path | None, output: Path) -> int:
         The folder for figures.
     """
     if key == "table8":
-        Console().print(_communication())
+        plain_console().print(_communication())
     elif key == "theorem1":
-        Console().print(_theorem())
+        plain_console().print(_theorem())
     else:
         _partitions(data_dir, output)
     return 0
@@ -76,6 +76,6 @@ def _partitions(data_dir: Path | None, output: Path) -> None:
                 make_config({}, **settings).federation, progress=observer.preparing
             )
         print(key)
-        Console().print(summary_table(federation))
+        plain_console().print(summary_table(federation))
         for path in draw_figures(federation, output / "figure3" / key):
             print(path)

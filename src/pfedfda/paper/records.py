@@ -2,8 +2,10 @@
 
 import csv
 import json
+import math
+import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import Config
 from pfedfda.experiment.results import RunResult, write_text
+from pfedfda.files import csv_text
 from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
 
@@ -54,11 +57,12 @@ def make_record(need: Need, config: Config, result: RunResult) -> dict[str, Any]
         **settings_of(config),
         "federation": {
             "clients": len(clients),
-            "domains": sorted({row["domain"] for row in clients if row.get("domain")}),
+            "domains": sorted({csv_text(row["domain"]) for row in clients if row.get("domain")}),
             "train_samples": sum(int(row["train_samples"]) for row in clients),
             "test_samples": sum(int(row["test_samples"]) for row in clients),
             "frost": _frost(config),
         },
+        "by_client": _by_client(clients, result.folder),
         "betas": _betas(clients),
         "by_round": [
             {name: line[name] for name in ("round", "mean_accuracy", "seconds")}
@@ -91,6 +95,20 @@ def _frost(config: Config) -> str | None:
     return "drawn" if frost_photos(config.federation.data_dir) is None else "photographs"
 
 
+def _by_client(clients: list[dict[str, str]], folder: Path) -> dict[str, list[int]]:
+    """Return every client's number, test samples and how many of them were classified correctly."""
+    tested = [int(row["test_samples"]) for row in clients]
+    accuracies = [float(row["accuracy"]) for row in clients]
+    correct = [round(value * size) for value, size in zip(accuracies, tested, strict=True)]
+    for value, right, size in zip(accuracies, correct, tested, strict=True):
+        if right / size != value:
+            raise InputError(
+                f"{folder / 'clients.csv'} has the accuracy {value} on {size} test samples, which "
+                f"is no whole number of them."
+            )
+    return {"client": [int(row["client"]) for row in clients], "tested": tested, "correct": correct}
+
+
 def _betas(clients: list[dict[str, str]]) -> dict[str, dict[str, float]]:
     """Return the mean β of the clients under each corruption, if there are any."""
     kinds: dict[str, list[float]] = {}
@@ -108,7 +126,10 @@ def write_record(folder: Path, need: Need, record: Record) -> Path:
     """Write a record into a folder of results."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record_name(need, record['rounds'], record['seed'])}.json"
-    write_text(path, json.dumps(record, indent=1) + "\n")
+    text = json.dumps(record, indent=1)
+    # A list of numbers takes a line, not one for each number; no text has a line break in JSON.
+    text = re.sub(r"\[\n[\d,\s]+\]", lambda match: json.dumps(json.loads(match[0])), text)
+    write_text(path, text + "\n")
     return path
 
 
@@ -124,6 +145,61 @@ def read_records(folder: Path) -> list[Record]:
             raise InputError(f"{path} is not a record of a run ({error!r}).") from error
         records.append(record)
     return records
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much the mean accuracy over clients differs between two runs.
+
+    Parameters
+    ----------
+    mean
+        That of the first less that of the second.
+    standard_error
+        Of this mean, over clients.
+    paired
+        Whether it is the error of the differences of the same clients, or, where these are not
+        known, that of two independent means, which is larger if clients agree on what is hard.
+    """
+
+    mean: float
+    standard_error: float
+    paired: bool
+
+
+def difference(first: Record, second: Record) -> Difference:
+    """Return the difference of two runs with its standard error over clients.
+
+    It is paired if both records hold the counts of every client (``by_client``, which old records
+    lack) and their clients are the same: equal settings of the federation, the same clients
+    evaluated on as many samples. The error says nothing about other seeds.
+
+    Parameters
+    ----------
+    first, second
+        Two records.
+    """
+    if _same_clients(first, second):
+        counts = [record["by_client"] for record in (first, second)]
+        one, other = (np.array(c["correct"]) / np.array(c["tested"]) for c in counts)
+        differences = one - other
+        error = differences.std(ddof=1) / math.sqrt(len(differences))
+        return Difference(float(differences.mean()), float(error), paired=True)
+    variances = [
+        record["std_accuracy"] ** 2 / record["federation"]["clients"] for record in (first, second)
+    ]
+    mean = first["mean_accuracy"] - second["mean_accuracy"]
+    return Difference(mean, math.sqrt(sum(variances)), paired=False)
+
+
+def _same_clients(first: Record, second: Record) -> bool:
+    if "by_client" not in first or "by_client" not in second:
+        return False
+    one, other = (
+        (r["split"], r["federation"], r["by_client"]["client"], r["by_client"]["tested"])
+        for r in (first, second)
+    )
+    return one == other and len(one[2]) > 1
 
 
 def valid(need: Need, records: Iterable[Record]) -> list[Record]:

@@ -11,10 +11,12 @@ from rich.table import Table
 
 from pfedfda.data import CORRUPTIONS, Federation, corrupt
 from pfedfda.data.corruptions import SEVERITIES
+from pfedfda.errors import printable
 from pfedfda.report.figures import MOST_CLASSES, draw_bubbles, save, spaced
 from pfedfda.seeding import numpy_generator
 
 MOST_CLIENTS_WRITTEN = 1000
+MOST_CLIENTS_LISTED = 50
 SHEET_CLIENTS = 12
 SHEET_IMAGES = 12
 
@@ -86,11 +88,11 @@ def summary_table(federation: Federation) -> Table:
     counts = class_counts(federation)
     held = (counts > 0).sum(1)
     kinds = [""] * len(federation)
-    heading = "clients"
+    heading = ""
     for name in ("corruption", "domain"):
         if name in federation.attributes:
             kinds, heading = federation.attributes[name], name
-    table = Table(title=federation.describe(), title_justify="left")
+    table = Table(title=printable(federation.describe()), title_justify="left")
     table.add_column(heading, no_wrap=True)
     for column in ("clients", "training\nsamples", "test\nsamples", "classes\na client"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -98,12 +100,37 @@ def summary_table(federation: Federation) -> Table:
         chosen = np.array([k == kind for k in kinds])
         low, high = held[chosen].min(), held[chosen].max()
         table.add_row(
-            kind or ("all" if set(kinds) == {""} else "none"),
+            printable(kind) or ("all" if set(kinds) == {""} else "none"),
             str(int(chosen.sum())),
             _spread(federation.train_sizes[chosen]),
             _spread(federation.test_sizes[chosen]),
             f"{low}-{high}" if low != high else str(low),
         )
+    return table
+
+
+def clients_table(federation: Federation) -> Table | None:
+    """Return what each client holds, None if the clients have no names but their numbers.
+
+    Of a large federation the first clients are listed, and the caption says how many follow.
+    """
+    names = federation.client_names
+    if names == [str(client) for client in range(len(federation))]:
+        return None
+    held = (class_counts(federation) > 0).sum(1)
+    kinds = [name for name in ("domain", "corruption") if name in federation.attributes]
+    left = len(names) - MOST_CLIENTS_LISTED
+    more = f"and {left:,} more" if left > 0 else None
+    table = Table(title="Clients", title_justify="left", caption=more, caption_justify="left")
+    table.add_column("name", overflow="fold")
+    for kind in kinds:
+        table.add_column(kind, no_wrap=True)
+    for column in ("training\nsamples", "test\nsamples", "classes"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for client, name in enumerate(names[:MOST_CLIENTS_LISTED]):
+        values = [str(federation.attributes[kind][client] or "none") for kind in kinds]
+        sizes = (federation.train_sizes[client], federation.test_sizes[client], held[client])
+        table.add_row(printable(name), *map(printable, values), *(f"{size:,}" for size in sizes))
     return table
 
 
@@ -136,9 +163,8 @@ def _draw_images(federation: Federation, path: Path) -> None:
     """Draw a row of training images for each of some clients."""
     plt = _pyplot()
     clients = spaced(len(federation), SHEET_CLIENTS)
-    figure, axes = plt.subplots(
-        len(clients), SHEET_IMAGES, figsize=(10, 0.78 * len(clients) + 0.3), squeeze=False
-    )
+    height = 0.78 * len(clients) + 0.3
+    figure, axes = plt.subplots(len(clients), SHEET_IMAGES, figsize=(10, height), squeeze=False)
     for row, client in enumerate(clients):
         data = federation.client(int(client))
         for column in range(SHEET_IMAGES):
@@ -150,7 +176,7 @@ def _draw_images(federation: Federation, path: Path) -> None:
         shown = (federation.attributes.get(name) for name in ("corruption", "severity"))
         about += [str(values[client]) for values in shown if values and values[client]]
         axes[row, 0].set_title("  ".join(about), fontsize=7, loc="left", pad=2)
-    figure.subplots_adjust(0.01, 0.01, 0.99, 0.97, wspace=0.05, hspace=0.32)
+    figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.25 / height, wspace=0.05, hspace=0.32)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -136,7 +136,9 @@ def draw_bubbles(axes: Any, counts: NDArray[np.int64], class_names: Sequence[str
         names = [class_names[c][:14] for c in classes]
         axes.set_yticks(range(len(classes)), names, fontsize=8)
     axes.set_title(f"Samples by client and class (largest: {largest})", loc="left", fontsize=10)
-    axes.margins(0.02, 0.04)
+    # Half a step and a little more on each side: no bubble is cut off or lies on an axis.
+    for count, set_ends in ((len(clients), axes.set_xlim), (len(classes), axes.set_ylim)):
+        set_ends(-0.5 - 0.02 * count, count - 0.5 + 0.02 * count)
 
 
 def spaced(count: int, most: int) -> NDArray[np.int64]:

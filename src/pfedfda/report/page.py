@@ -4,7 +4,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from pfedfda.errors import InputError
 from pfedfda.report import plots, tables
 from pfedfda.report.paper_table import PaperTable
 from pfedfda.report.plots import Shown, counted, number
-from pfedfda.report.runs import Group, Run, read_groups
+from pfedfda.report.runs import Group, Run, mean_runs, read_groups
 from pfedfda.report.styles import Style, styles_of, title_of
 from pfedfda.report.svg import marker
 
@@ -146,8 +146,9 @@ def _shown(group: Group, legend: dict[str, tuple[int, Style]]) -> list[Shown]:
 
 
 def _colours(legend: dict[str, tuple[int, Style]]) -> str:
-    light = "".join(f"[data-m='{i}']{{--c:{look.light}}}" for i, look in legend.values())
-    dark = "".join(f"[data-m='{i}']{{--c:{look.dark}}}" for i, look in legend.values())
+    who = ":is([data-m='{0}'],[data-c='{0}'])"
+    light = "".join(f"{who.format(i)}{{--c:{look.light}}}" for i, look in legend.values())
+    dark = "".join(f"{who.format(i)}{{--c:{look.dark}}}" for i, look in legend.values())
     return f"{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"
 
 
@@ -219,7 +220,7 @@ def _about(group: Group) -> str:
     parts += [counted(clients, "client")] if clients else []
     parts += [counted(max(run.rounds for run in group.runs), "round")]
     seeds = sorted({str(r.setting("schedule", "seed")) for r in group.runs} - {"None"})
-    parts += [f"seed {', '.join(seeds)}"] if seeds else []
+    parts += [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"] if seeds else []
     return " · ".join(parts)
 
 
@@ -249,9 +250,12 @@ def _headline(
     rounds = first.metrics[-1]["round"] or first.rounds
     what = f"mean {first.judged_on} accuracy of {first.label}"
     methods = len({run.method for run in ranked[0]})
-    many = f"{methods} methods" if methods == len(ranked[0]) else f"{len(ranked[0])} runs"
+    kind = "runs" if all(run.seeds == 1 for run in ranked[0]) else "results"
+    many = f"{methods} methods" if methods == len(ranked[0]) else f"{len(ranked[0])} {kind}"
     what += f", the highest of {many}," if others else ""
-    what += f" over {counted(len(first.clients), 'client')} after {counted(rounds, 'round')}"
+    what += f" over {counted(len(first.clients), 'client')}"
+    what += f" and {first.seeds} seeds" if first.seeds > 1 else ""
+    what += f" after {counted(rounds, 'round')}"
     facts = []
     if others and first.mean is not None and others[0].mean is not None:
         facts.append((f"+{number(first.mean - others[0].mean)}", f"over {others[0].label}, next"))
@@ -264,20 +268,24 @@ def _headline(
 
 
 def _evaluated(group: Group) -> list[Run]:
-    return [run for run in group.runs if run.mean is not None]
+    return [run for run in mean_runs(group.runs) if run.mean is not None]
 
 
 def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
     judged_on = group.runs[0].judged_on
-    sections = [
-        Section(
-            "Comparison" if len(shown) > 1 else "Result",
-            f"{judged_on.capitalize()} accuracy after the last evaluation. The weighted mean "
-            f"counts every {judged_on} sample the same; the worst tenth is the mean over the "
-            f"clients with the lowest accuracy.",
-            tables.comparison(shown),
-        )
-    ]
+    looks = {s.run.folder: s for s in shown}
+    means = [replace(looks[run.folder], run=run) for run in mean_runs(group.runs)]
+    text = (
+        f"{judged_on.capitalize()} accuracy after the last evaluation. The weighted mean counts "
+        f"every {judged_on} sample the same; the worst tenth is the mean over the clients with the "
+        f"lowest accuracy."
+    )
+    content = tables.comparison(means)
+    if len(means) < len(shown):
+        text += " All numbers of a method are means over its seeds."
+        every = tables.comparison(shown, mark_best=False)
+        content += f"<details><summary>Every run</summary>{every}</details>"
+    sections = [Section("Comparison" if len(shown) > 1 else "Result", text, content)]
     if any(run.metrics for run in group.runs):
         sections.append(
             Section(

@@ -1,15 +1,17 @@
 """Reading runs for a report: their files may come from anywhere, so nothing in them is trusted."""
 
 import csv
+import io
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pfedfda.errors import InputError
-from pfedfda.files import LARGE, read_text, read_toml
+from pfedfda.errors import InputError, printable
+from pfedfda.files import LARGE, csv_text, read_text, read_toml
 from pfedfda.report.styles import title_of
 
 ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
@@ -78,6 +80,8 @@ class Run:
         The accuracies of new clients by condition.
     config
         The tables of ``config.toml``.
+    seeds
+        Of how many runs with different seeds the numbers of the summary are the mean.
     """
 
     folder: Path
@@ -94,6 +98,7 @@ class Run:
     clients: list[ClientLine]
     new_clients: dict[str, list[float]]
     config: dict[str, Any]
+    seeds: int = 1
 
     @property
     def mean(self) -> float | None:
@@ -183,6 +188,61 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     ]
 
 
+def mean_runs(runs: Sequence[Run]) -> list[Run]:
+    """Return a run for each method and settings, with the means over its seeds.
+
+    Runs belong together if they are equal in all but the seed, what they ran on and what they are
+    called. Summary and seconds are means; all else is of the first of them. Of two runs with the
+    same seed the second stands alone.
+
+    Parameters
+    ----------
+    runs
+        Runs on the same federation, each with a label of its own.
+    """
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        schedule = run.config.get("schedule", {})
+        settings = [
+            run.method,
+            run.status,
+            run.rounds,
+            {n: v for n, v in schedule.items() if n not in ("seed", "checkpoint_every")},
+            *(run.config.get(table, {}) for table in ("model", "training")),
+            *run.config["methods"].values(),
+        ]
+        key = json.dumps(settings, sort_keys=True, default=str)
+        while any(_seed_of(run) == _seed_of(other) for other in together.get(key, [])):
+            key += " again"
+        together.setdefault(key, []).append(run)
+    methods = [of_method[0].method for of_method in together.values()]
+    return [_mean_run(same, methods.count(same[0].method) == 1) for same in together.values()]
+
+
+def _seed_of(run: Run) -> Any:
+    return run.setting("schedule", "seed")
+
+
+def _mean_run(runs: Sequence[Run], alone: bool) -> Run:
+    """Return the mean of runs; it has the name of its method if no other has."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
+
+    seconds = {name: mean([run.seconds.get(name) for run in runs]) for name in first.seconds}
+    return replace(
+        first,
+        label=title_of(first.method) if alone else f"{first.label} and {len(runs) - 1} more",
+        summary={name: mean([run.summary[name] for run in runs]) for name in first.summary},
+        seconds={name: value for name, value in seconds.items() if value is not None},
+        seeds=len(runs),
+    )
+
+
 def read_run(folder: Path) -> Run:
     """Read the files of one run.
 
@@ -206,15 +266,15 @@ def read_run(folder: Path) -> Run:
                 raise InputError(f"{folder / name} is missing or empty, although the run has it.")
     return Run(
         folder=folder,
-        method=_clean(method),
-        label=title_of(_clean(method)),
-        status=_clean(summary.get("status", "complete")),
-        reason=_clean(summary.get("reason", "")),
+        method=printable(method),
+        label=title_of(printable(method)),
+        status=printable(summary.get("status", "complete")),
+        reason=printable(summary.get("reason", "")),
         rounds=int(_number(summary.get("rounds"), "rounds", path) or 0),
         summary={name: _number(summary.get(name), name, path) for name in (*ACCURACIES, *COUNTS)},
         seconds=_numbers({k: v for k, v in seconds.items() if k != "clients"}, path),
         client_seconds=_numbers(_table(seconds, "clients", path), path),
-        machine={_clean(k): _clean(v) for k, v in _table(summary, "machine", path).items()},
+        machine={printable(k): printable(v) for k, v in _table(summary, "machine", path).items()},
         metrics=metrics,
         clients=clients,
         new_clients=_read_new_clients(folder / "new_clients.csv"),
@@ -245,7 +305,9 @@ def read_counts(path: Path) -> Counts | None:
             raise InputError(f"A row of counts in {path} does not have {len(classes)} numbers.")
         if any(type(count) is not int or not 0 <= count < 2**53 for count in row):
             raise InputError(f"A row of counts in {path} has a value that is not a count.")
-    return Counts([_clean(name) for name in classes], [_clean(name) for name in names], counts)
+    return Counts(
+        [printable(name) for name in classes], [printable(name) for name in names], counts
+    )
 
 
 def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
@@ -323,11 +385,12 @@ def _read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     if not path.exists():
         return []
     try:
-        reader = csv.DictReader(_read_text(path).splitlines(), strict=True)
+        lines = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
+        columns = [csv_text(cell) for cell in next(lines, [])]
         for name in needed:
-            if name not in (reader.fieldnames or []):
+            if name not in columns:
                 raise InputError(f"{path} has no column {name}.")
-        rows = [{str(k): v for k, v in row.items() if isinstance(v, str)} for row in reader]
+        rows = [dict(zip(columns, map(csv_text, line), strict=False)) for line in lines if line]
     except csv.Error as error:
         raise InputError(f"The file {path} is not CSV ({error}).") from error
     for number, row in enumerate(rows, start=2):
@@ -347,14 +410,14 @@ def _read_clients(path: Path) -> list[ClientLine]:
         betas = {n: _number(v, n, path) for n, v in row.items() if n.split("_")[0] == "beta"}
         clients.append(
             ClientLine(
-                client=_clean(row["client"]),
-                name=_clean(row.get("name") or row["client"]),
+                client=printable(row["client"]),
+                name=printable(row.get("name") or row["client"]),
                 train_samples=whole("train_samples"),
                 test_samples=whole("test_samples"),
                 classes=whole("classes"),
-                corruption=_clean(row.get("corruption", "")),
+                corruption=printable(row.get("corruption", "")),
                 severity=whole("severity") or 0,
-                domain=_clean(row.get("domain", "")),
+                domain=printable(row.get("domain", "")),
                 accuracy=_number(row["accuracy"], "accuracy", path),
                 betas={name: value for name, value in betas.items() if value is not None},
             )
@@ -366,7 +429,7 @@ def _read_new_clients(path: Path) -> dict[str, list[float]]:
     conditions: dict[str, list[float]] = {}
     for row in _read_rows(path, ["condition", "accuracy"]):
         accuracy = _number(row["accuracy"], "accuracy", path)
-        of_condition = conditions.setdefault(_clean(row["condition"]), [])
+        of_condition = conditions.setdefault(printable(row["condition"]), [])
         if accuracy is not None:
             of_condition.append(accuracy)
     return conditions
@@ -389,13 +452,8 @@ def _number(value: Any, name: str, where: object) -> float | None:
     return number
 
 
-def _clean(text: object) -> str:
-    """Return text on one line without what cannot be printed or encoded."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
-
-
 def _numbers(values: Mapping[str, Any], path: Path) -> dict[str, float]:
-    return {_clean(name): _number(value, name, path) or 0.0 for name, value in values.items()}
+    return {printable(name): _number(value, name, path) or 0.0 for name, value in values.items()}
 
 
 def _table(values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pfedfda.errors import printable
 from pfedfda.report.paper_table import PaperTable
 
 COLUMNS = [
@@ -19,6 +20,17 @@ COLUMNS = [
     "bytes_up_per_round",
     "bytes_down_per_round",
 ]
+
+
+def plain_console(**options: Any) -> Console:
+    """Return a console that prints text as it is, since names may look like markup.
+
+    Parameters
+    ----------
+    options
+        Passed on to `rich.console.Console`.
+    """
+    return Console(**options, markup=False, emoji=False)
 
 
 def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -40,7 +52,7 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     for summary in summaries:
         mean = summary["mean_accuracy"]
         table.add_row(
-            summary["method"],
+            printable(summary["method"]),
             f"{mean:.3f} ± {summary['std_accuracy']:.3f}",
             f"{summary['weighted_accuracy']:.3f}",
             f"{summary['worst_tenth_accuracy']:.3f}",
@@ -54,10 +66,10 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 
 def build_paper_table(table: PaperTable) -> Table:
     """Return the paper's numbers beside ours, for a terminal."""
-    shown = Table(title=table.title, title_justify="left", show_lines=True)
+    shown = Table(title=printable(table.title), title_justify="left", show_lines=True)
     shown.add_column("", no_wrap=True)
     for heading in table.columns:
-        shown.add_column(heading, justify="right", no_wrap=True)
+        shown.add_column(printable(heading), justify="right", no_wrap=True)
 
     def number(mean: float | None, std: float | None) -> str:
         if mean is None:
@@ -75,7 +87,7 @@ def build_paper_table(table: PaperTable) -> Table:
             if cell.difference is not None:
                 lines.append(f"diff. {cell.difference:+.{table.digits}f}")
             cells.append("\n".join(lines))
-        shown.add_row(row.label, *cells)
+        shown.add_row(printable(row.label), *cells)
     return shown
 
 
@@ -88,11 +100,11 @@ def build_new_clients_table(summaries: Sequence[Mapping[str, Any]]) -> Table | N
     table = Table(title=title, title_justify="left")
     table.add_column("condition", no_wrap=True)
     for summary in chosen:
-        table.add_column(summary["method"], justify="right", no_wrap=True)
+        table.add_column(printable(summary["method"]), justify="right", no_wrap=True)
     for condition in chosen[0]["new_clients"]:
         cells = [summary["new_clients"][condition] for summary in chosen]
         table.add_row(
-            condition.replace("_", " "),
+            printable(condition.replace("_", " ")),
             *(f"{cell['mean_accuracy']:.3f} ± {cell['std_accuracy']:.3f}" for cell in cells),
         )
     return table
@@ -101,5 +113,5 @@ def build_new_clients_table(summaries: Sequence[Mapping[str, Any]]) -> Table | N
 def comparison_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return the comparison as plain text."""
     buffer = io.StringIO()
-    Console(file=buffer, width=100).print(build_table(summaries))
+    plain_console(file=buffer, width=100).print(build_table(summaries))
     return buffer.getvalue().rstrip()

@@ -18,14 +18,23 @@ def scrolled(table: str, name: str) -> str:
     return f'<div class="box" role="region" aria-label="{escape(name)}" tabindex="0">{table}</div>'
 
 
-def comparison(shown: Sequence[Shown]) -> str:
-    """Return the table that compares runs; the page's script makes it sortable."""
+def comparison(shown: Sequence[Shown], mark_best: bool = True) -> str:
+    """Return the table that compares runs; the page's script makes it sortable.
+
+    Parameters
+    ----------
+    shown
+        Runs, or means over seeds.
+    mark_best
+        Whether to mark the best of each column.
+    """
     mega = 1e6
     columns: list[Column] = [
         ("mean", lambda r: r.summary["mean_accuracy"], number, True),
         ("std over clients", lambda r: r.summary["std_accuracy"], number, False),
         ("weighted", lambda r: r.summary["weighted_accuracy"], number, True),
         ("worst tenth", lambda r: r.summary["worst_tenth_accuracy"], number, True),
+        ("seeds", lambda r: float(r.seeds), lambda v: number(v, 0), False),
         ("rounds", lambda r: float(r.rounds), lambda v: number(v, 0), False),
         ("time, s", lambda r: r.seconds.get("total"), lambda v: number(v, 1), False),
         (
@@ -41,12 +50,14 @@ def comparison(shown: Sequence[Shown]) -> str:
             False,
         ),
     ]
+    if all(s.run.seeds == 1 for s in shown):
+        columns = [column for column in columns if column[0] != "seeds"]
     head = '<th scope="col">method</th>' + "".join(
         f'<th scope="col" class="n">{escape(name)}</th>' for name, *_ in columns
     )
     best = [
         max((value for s in shown if (value := get(s.run)) is not None), default=None)
-        if marks and len(shown) > 1
+        if marks and mark_best and len(shown) > 1
         else None
         for _, get, _, marks in columns
     ]
@@ -58,7 +69,9 @@ def comparison(shown: Sequence[Shown]) -> str:
             winner = " best" if value is not None and value == top else ""
             key = "" if value is None else f"{value!r}"
             cells.append(f'<td class="n{winner}" data-v="{key}">{write(value)}</td>')
-        rows.append(f'<tr data-m="{s.index}">{_run_heading(s)}{"".join(cells)}</tr>')
+        # The row of several runs has the colour of the first, but the legend does not hide it.
+        whose = "data-m" if s.run.seeds == 1 else "data-c"
+        rows.append(f'<tr {whose}="{s.index}">{_run_heading(s)}{"".join(cells)}</tr>')
     table = (
         f'<table class="sortable"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
