@@ -1,10 +1,21 @@
-"""Files and folders that may come from anybody."""
+"""Files and folders: reading what may come from anybody, and writing what must not be lost.
 
+A file that counts is written beside its place, flushed and renamed, and then its folder is flushed:
+after a power cut there is the old file or the new one, never a part of either.
+"""
+
+import errno
 import os
 import re
+import shutil
 import stat
+import sys
+import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from pfedfda.errors import InputError
@@ -68,13 +79,154 @@ def expand_user(path: Path) -> Path:
         raise InputError(f"The path {path} begins with a user whom this machine lacks.") from None
 
 
+def refuse_link(path: Path) -> None:
+    """Refuse to write to a symbolic link."""
+    if path.is_symlink():
+        raise InputError(
+            f"{path} is a symbolic link, and writing to it could change files elsewhere; put an "
+            f"ordinary file or folder in its place."
+        )
+
+
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder with symbolic links in it: writing to it could change files elsewhere."""
+    """Refuse a folder with symbolic links anywhere in it."""
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            path = Path(place, name)
-            if path.is_symlink():
-                raise InputError(
-                    f"{path} is a symbolic link; a run that goes on must have all its files in "
-                    f"its own folder."
-                )
+            refuse_link(Path(place, name))
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """Return a path in a folder that is about to be written to; refuse links on the way there."""
+    path = folder
+    for name in names:
+        path /= name
+        refuse_link(path)
+    return path
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk itself."""
+    windows, folder = sys.platform == "win32", path.is_dir()
+    if windows and folder:
+        return  # names need no flushing there
+    try:
+        descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        # A folder above ours may be closed to us, and some file systems cannot flush folders.
+        if not folder or error.errno not in (errno.EACCES, errno.EINVAL, errno.EBADF):
+            raise
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and those above it, if they are not there; they outlast a power cut."""
+    if not path.is_dir():
+        make_folders(path.parent)
+        path.mkdir(exist_ok=True)
+        flush(path.parent)
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Give the path of a new file, which then takes the place of another in one step.
+
+    Parameters
+    ----------
+    path
+        The file; not a symbolic link. There is always a whole one, the old or the new.
+    durable
+        Whether that holds for a power cut too. Otherwise whoever relies on the file must `flush`
+        it and its folder.
+    """
+    refuse_link(path)
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)  # of a process that was killed, or a link that waits for us
+    try:
+        yield new
+        if durable:
+            flush(new)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    if durable:
+        flush(path.parent)
+
+
+def write_text(path: Path, text: str, durable: bool = True) -> None:
+    """Write a text file in one step, as `replacing` does."""
+    with replacing(path, durable) as new, new.open("x", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+class FolderLock:
+    """Says that a folder is in use, as long as this process or a forked child of it lives.
+
+    The system lets go of the lock when the last of them ends, however it ends. On Windows, and on
+    file systems without such locks, nothing is locked and nothing counts as abandoned.
+
+    Parameters
+    ----------
+    folder
+        The folder, which exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        self.held = False
+        """Whether the lock is ours."""
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        try:
+            # Unlike a record lock it belongs to the open folder, which forked workers share.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.held = True
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the lock, unless a child still has it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> "FolderLock":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def remove_abandoned(parent: Path, prefix: str, seconds: float) -> None:
+    """Remove folders of this user that processes have left behind which are gone.
+
+    Parameters
+    ----------
+    parent
+        Where they are.
+    prefix
+        How their names begin; whoever makes such a folder holds a `FolderLock` on it.
+    seconds
+        For how long nothing may have been made in them: one that is being made has no lock yet.
+    """
+    for folder in parent.glob(f"{prefix}*"):
+        try:
+            status = folder.lstat()
+            old = time.time() - status.st_mtime > seconds
+            if old and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                with FolderLock(folder) as lock:
+                    if lock.held:
+                        shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, AttributeError):  # removed by somebody else; Windows has no user numbers
+            continue

@@ -25,6 +25,7 @@ from pfedfda.flower.records import pack, tensors_of
 from pfedfda.flower.server_app import serve
 from pfedfda.flower.settings import read_run_config
 from tests.flower.grids import FakeGrid
+from tests.power import Disk
 
 RUN: dict[str, Any] = {
     "method": "fedrep",
@@ -90,6 +91,33 @@ def test_every_site_gets_its_personal_model(tmp_path: Path) -> None:
         images = torch.from_numpy(np.array(data.test_images)).permute(0, 3, 1, 2) * (2 / 255) - 1
         found = pfedfda.load_model(folder)(images).argmax(1).numpy()
         assert (found == data.test_labels).mean() == pytest.approx(accuracy[name])
+
+
+def test_what_server_and_sites_keep_is_on_their_disks(tmp_path: Path) -> None:
+    """A power cut right after the end takes nothing away."""
+    (tmp_path / "disk").mkdir()
+    disk = Disk(tmp_path / "disk")
+    with disk.watched():
+        go(three_sites(tmp_path / "disk"), tmp_path / "disk")
+    disk.cut(len(disk.log), "lost", 0, tmp_path / "after")
+    here, after = (
+        {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in (disk.root, tmp_path / "after")
+    )
+    assert {name for name in here if "safetensors" in name or "json" in name} <= set(after)
+    assert all(after[name] == content for name, content in here.items() if name in after)
+
+
+def test_a_run_with_links_does_not_go_on(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    folder = go(grid, tmp_path).folder
+    (folder / "summary.json").unlink()
+    (folder / "clients.csv").rename(tmp_path / "precious.csv")
+    content = (tmp_path / "precious.csv").read_bytes()
+    (folder / "clients.csv").symlink_to(tmp_path / "precious.csv")
+    with pytest.raises(InputError, match=r"clients.csv is a symbolic link"):
+        go(grid, tmp_path, resume=str(folder))
+    assert (tmp_path / "precious.csv").read_bytes() == content
 
 
 def swap(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Any:

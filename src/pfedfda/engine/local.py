@@ -41,11 +41,14 @@ from pfedfda.engine.runner import (
 )
 from pfedfda.engine.states import ClientStates
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
+from pfedfda.files import FolderLock, remove_abandoned
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.registry import load_method_file, user_files
 
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY = 2**28
+SCRATCH = "pfedfda-scratch-"
+ABANDONED_SECONDS = 60.0
 MAX_WAITING_BYTES = 2**30
 TRIES = 2
 MOST_WORKERS = 1024
@@ -188,6 +191,7 @@ class LocalEngine:
         self._workers: list[Worker] = []
         self._runner: ClientRunner | None = None
         self._scratch: Path | None = None
+        self._lock: FolderLock | None = None
         self._broadcasts = 0
 
     def __enter__(self) -> "LocalEngine":
@@ -239,6 +243,7 @@ class LocalEngine:
         if self._workers or self.num_workers == 0:
             return
         self._scratch = _make_scratch(self.task, self.num_workers)
+        self._lock = FolderLock(self._scratch)
         for number in range(self.num_workers):
             self._workers.append(self._start_worker(number))
 
@@ -303,6 +308,9 @@ class LocalEngine:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _run(
         self, kind: JobKind, client_ids: Sequence[int], broadcast: Broadcast
@@ -494,9 +502,14 @@ def _update_path(scratch: Path, client_id: int) -> Path:
 
 
 def _make_scratch(task: Task, workers: int) -> Path:
-    """Make a folder in shared memory if there is room for a few models each, else on disk."""
+    """Make a folder in shared memory if there is room for a few models each, else on disk.
+
+    First remove those of processes that were killed together with all their workers.
+    """
+    for place in {SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        remove_abandoned(place, SCRATCH, ABANDONED_SECONDS)
     needed = max(MIN_SHARED_MEMORY, 16 * workers * num_bytes(task.initial_tensors()))
     parent = None
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         parent = SHARED_MEMORY if shutil.disk_usage(SHARED_MEMORY).free >= needed else None
-    return Path(tempfile.mkdtemp(prefix="pfedfda-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))

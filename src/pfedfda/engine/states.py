@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfedfda.errors import RunStoppedError
+from pfedfda.files import flush
 from pfedfda.models.export import UNREADABLE
 
 CLIENTS_PER_FOLDER = 1000
@@ -70,12 +71,18 @@ class ClientStates:
         self._path(client_id, round_number).unlink(missing_ok=True)
 
     def flush(self, client_ids: Iterable[int]) -> None:
-        """Wait until the states of these clients are on the disk itself."""
+        """Wait until what these clients kept since the checkpoint is on the disk itself."""
+        parents = set()
         for client_id in client_ids:
-            for r in self._rounds(client_id):
-                flush(self._path(client_id, r))
-            if self._folder(client_id).exists():
-                flush(self._folder(client_id))
+            folder = self._folder(client_id)
+            if folder.exists():
+                for r in self._rounds(client_id):
+                    if r > self.checkpoint:
+                        flush(self._path(client_id, r))
+                flush(folder)
+                parents |= {folder.parent, self.folder}
+        for folder in sorted(parents):
+            flush(folder)
 
     def prune(self, client_ids: Iterable[int], round_number: int) -> None:
         """Remove what no longer matters of these clients after a complete round.
@@ -102,7 +109,8 @@ class ClientStates:
                 continue
             for file in folder.iterdir():
                 number = _round_of(file)
-                unfinished = number is None and SUFFIX in file.name
+                # Safetensors has a temporary file of its own.
+                unfinished = number is None and (SUFFIX in file.name or file.name[:4] == ".tmp")
                 if unfinished or (number is not None and number > self.checkpoint):
                     file.unlink(missing_ok=True)
             if folder.name.isdecimal():
@@ -131,15 +139,6 @@ class ClientStates:
 
     def _path(self, client_id: int, round_number: int) -> Path:
         return self._folder(client_id) / f"{round_number:06d}{SUFFIX}"
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or a folder is on the disk itself."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _round_of(file: Path) -> int | None:

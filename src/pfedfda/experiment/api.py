@@ -18,10 +18,9 @@ from pfedfda.experiment.results import (
     load_run,
     make_folder,
     write_csv,
-    write_text,
 )
 from pfedfda.experiment.rounds import run_rounds
-from pfedfda.files import refuse_links
+from pfedfda.files import make_folders, refuse_links, write_text
 from pfedfda.methods import Method, Task, expand_names, find_method
 from pfedfda.report.federation import write_federation_file
 from pfedfda.report.table import COLUMNS, comparison_table
@@ -160,7 +159,7 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
             if is_complete(subfolder):
                 comparison.results.append(load_run(subfolder))
                 continue
-            subfolder.mkdir(exist_ok=True)
+            make_folders(subfolder)
             alone = replace(config, methods={method_name: method})
             try:
                 with _saying_how_to_go_on("compare", folder, config):

@@ -2,8 +2,8 @@
 
 A checkpoint is two files in the folder ``checkpoint``: the server's state in a file named after the
 round, and ``manifest.json`` with the round, the costs so far and the sizes that the logs had. The
-state is written beside the old one and flushed to the disk; then one rename of the manifest
-makes the new checkpoint count. The clients' own tensors are in files by round too
+state is written beside the old one; once it and its name are flushed to the disk, one rename of the
+manifest makes the new checkpoint count. The clients' own tensors are in files by round too
 (`pfedfda.engine.ClientStates`), so those of the old checkpoint stay as they are until then. Random
 generators need no place here: each is made from the seed, the round and the client.
 """
@@ -22,9 +22,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pfedfda.engine.states import flush
 from pfedfda.errors import InputError, shown
-from pfedfda.files import read_text
+from pfedfda.files import read_text, refuse_link, replacing, write_text
 from pfedfda.models.export import UNREADABLE
 
 FORMAT = 1
@@ -62,22 +61,18 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint in the place of the one before, or leave that as it is."""
+    """Put a checkpoint in the place of the one before, or leave that as it is.
+
+    Everything else that it depends on (settings, logs, clients' states) must be flushed before.
+    """
     manifest = {
         "format": FORMAT,
         "digest": _digest(checkpoint.state),
         **{name: value for name, value in vars(checkpoint).items() if name != "state"},
     }
-    path = state_path(folder, checkpoint.round)
-    unfinished = path.with_name(path.name + ".new")
-    save_file(checkpoint.state, unfinished)
-    flush(unfinished)
-    unfinished.replace(path)
-    new = folder / "manifest.json.new"
-    new.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    flush(new)
-    new.replace(folder / "manifest.json")
-    flush(folder)
+    with replacing(state_path(folder, checkpoint.round)) as new:
+        save_file(checkpoint.state, new)
+    write_text(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     tidy(folder, checkpoint.round)
 
 
@@ -150,6 +145,7 @@ def sole_use(folder: Path) -> Iterator[None]:
     import fcntl
 
     path = folder / "lock"
+    refuse_link(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         try:

@@ -17,6 +17,7 @@ from pfedfda.errors import InputError, PfedfdaError, shown
 from pfedfda.experiment.checkpoint import read_checkpoint
 from pfedfda.experiment.config import OutputConfig, read_config
 from pfedfda.experiment.results import make_folder
+from pfedfda.files import inside, make_folders, refuse_link
 from pfedfda.methods import Client, Method, Samples, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
@@ -99,6 +100,10 @@ def personalize(
         raise InputError(f"test-share is {test_share}; it must lie in [0, 1).")
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output} is not a new or empty folder: choose another --output.")
+    if output is not None:
+        refuse_link(output)
+        if output.is_relative_to(run):  # the folder of the run may come from somebody else
+            inside(Path(run), *output.relative_to(run).parts)
     finished = load_finished(Path(run))
     images, labels = _samples(source, finished)
     where = resolve_device(device)
@@ -221,7 +226,7 @@ def _samples(source: str, run: FinishedRun) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def _new_folder(run: Path, source: str) -> Path:
-    return make_folder(OutputConfig(run / "personal"), Path(source).stem or "model")
+    return make_folder(OutputConfig(inside(run, "personal")), Path(source).stem or "model")
 
 
 def _save(result: PersonalModel, run: FinishedRun, source: str) -> None:
@@ -235,7 +240,7 @@ def _save(result: PersonalModel, run: FinishedRun, source: str) -> None:
         **result.metrics,
     }
     try:
-        result.folder.mkdir(parents=True, exist_ok=True)
+        make_folders(result.folder)
         save_model(
             result.folder,
             result.model,

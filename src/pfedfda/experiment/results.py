@@ -15,11 +15,10 @@ import torch
 
 import pfedfda
 from pfedfda.engine import ClientStates, Outcome, Roster
-from pfedfda.engine.states import flush
 from pfedfda.errors import InputError, shown
 from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.experiment.config import Config, OutputConfig, write_config
-from pfedfda.files import LARGE, csv_cell, read_text
+from pfedfda.files import LARGE, csv_cell, flush, make_folders, read_text, write_text
 from pfedfda.methods import Method, Task, Tensors
 
 LOGS = ("metrics.jsonl", "failures.jsonl")
@@ -65,7 +64,7 @@ def make_folder(config: OutputConfig, default_name: str) -> Path:
         The name to use otherwise, with a number behind it if it is taken.
     """
     try:
-        config.output.mkdir(parents=True, exist_ok=True)
+        make_folders(config.output)
         if config.name is not None:
             folder = config.output / config.name
             try:
@@ -74,12 +73,14 @@ def make_folder(config: OutputConfig, default_name: str) -> Path:
                 raise InputError(
                     f"The run folder {folder} is there already: remove it or choose another --name."
                 ) from None
+            flush(config.output)
             return folder
         number = 1
         while True:  # mkdir either makes the folder or says that somebody else has
             folder = config.output / (default_name if number == 1 else f"{default_name}-{number}")
             try:
                 folder.mkdir()
+                flush(config.output)
                 return folder
             except FileExistsError:
                 number += 1
@@ -120,11 +121,15 @@ class RunWriter:
         }
         self.metrics: list[dict[str, Any]] = []
         self.states = ClientStates(folder / "checkpoint" / "clients")
+        self.unsaved: set[int] = set()
+        self.holders: set[int] = set()
+        self.unflushed: set[str] = set()  # files whose content or name may not be on the disk yet
         self.states.folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.toml").exists():
             write_text(folder / "config.toml", write_config(config))
-        self.unsaved: set[int] = set()
-        self.holders: set[int] = set()
+        # Whoever was here before may have been killed between a rename and its flush.
+        for place in (folder / "checkpoint", folder, folder.parent):
+            flush(place)
 
     def log_sizes(self) -> dict[str, int]:
         """Return the lengths in bytes of the files that grow by lines."""
@@ -174,6 +179,7 @@ class RunWriter:
                 )
         for name in sizes:
             os.truncate(self.folder / name, checkpoint.log_sizes.get(name, 0))
+            self.unflushed.add(name)
         if "metrics.jsonl" in sizes:
             self.metrics = read_lines(self.folder / "metrics.jsonl")
         return checkpoint
@@ -190,6 +196,23 @@ class RunWriter:
     def _append(self, name: str, line: dict[str, Any]) -> None:
         with (self.folder / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
+        self.unflushed.add(name)
+
+    def _write_table(
+        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
+    ) -> None:
+        # It is written after every evaluation: flushing waits until something depends on it.
+        write_csv(self.folder / name, columns, rows, durable=False)
+        self.unflushed.add(name)
+
+    def _flush(self) -> None:
+        """Wait until all logs and tables are on the disk itself."""
+        for path in (self.folder / name for name in self.unflushed):
+            if path.exists():
+                flush(path)
+        if self.unflushed:
+            flush(self.folder)
+        self.unflushed.clear()
 
     def write_clients(self, federation: Roster, outcomes: Sequence[Outcome]) -> None:
         """Write ``clients.csv`` from an evaluation of all clients."""
@@ -212,7 +235,7 @@ class RunWriter:
                     *(outcome.metrics.get(name, "") for name in extra),
                 ]
             )
-        write_csv(self.folder / "clients.csv", columns, rows)
+        self._write_table("clients.csv", columns, rows)
 
     def write_new_clients(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         """Write ``new_clients.csv``: the accuracy of each new client under each condition."""
@@ -222,13 +245,12 @@ class RunWriter:
             for outcome in sorted(of_condition, key=lambda outcome: outcome.client_id)
         ]
         columns = ["client", "condition", "test_samples", "accuracy"]
-        write_csv(self.folder / "new_clients.csv", columns, rows)
+        self._write_table("new_clients.csv", columns, rows)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make this the point to which a stopped run goes back."""
         self.states.flush(self.unsaved)
-        for name in self.log_sizes():
-            flush(self.folder / name)
+        self._flush()
         self.holders |= self.states.holders(self.unsaved, checkpoint.round)
         complete = replace(checkpoint, about=self.about, client_states=len(self.holders))
         write_checkpoint(self.folder / "checkpoint", complete)
@@ -237,11 +259,12 @@ class RunWriter:
         self.unsaved.clear()
 
     def write_summary(self, summary: Mapping[str, Any]) -> RunResult:
-        """Write ``summary.json`` and return the result."""
+        """Write ``summary.json`` and return the result; what it sums up is flushed before."""
         judged = {"validation_share": self.validation} if self.validation else {}
         content = {"method": self.method.name, **summary, **judged, "machine": machine()}
         _refuse_strange_summary(content, self.folder)
-        _write_json(self.folder / "summary.json", content)
+        self._flush()
+        write_text(self.folder / "summary.json", json.dumps(content, indent=2) + "\n")
         return RunResult(self.folder, self.method.name, content, self.metrics)
 
 
@@ -303,21 +326,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file beside the old one and put it in its place; there is always a whole file."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(text, encoding="utf-8", newline="")
-    new.replace(path)
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table, likewise."""
+def write_csv(
+    path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], durable: bool = True
+) -> None:
+    """Write a table in one step, as `pfedfda.files.replacing` does."""
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer)
     writer.writerow(map(csv_cell, columns))
     writer.writerows(map(csv_cell, row) for row in rows)
-    write_text(path, buffer.getvalue())
+    write_text(path, buffer.getvalue(), durable)

@@ -11,6 +11,7 @@ from pfedfda.experiment.config import Config, read_config
 from pfedfda.experiment.observers import Observer, PlainObserver
 from pfedfda.experiment.results import RunResult, is_complete, load_run, make_folder
 from pfedfda.experiment.rounds import run_rounds
+from pfedfda.files import refuse_links
 from pfedfda.flower.engine import FlowerEngine
 from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import Roster, agree, read_roster
@@ -52,6 +53,7 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
         if is_complete(folder):
             observer.say(f"{folder} is complete already.")
             return load_run(folder)
+        refuse_links(folder)
         config = read_config(folder / "config.toml")
     (method,) = config.methods.values()
     timeout = min(server.timeout, DESCRIBE_TIMEOUT)

@@ -17,6 +17,7 @@ from pfedfda.engine.local import resolve_device
 from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import Config
+from pfedfda.files import flush, make_folders
 from pfedfda.flower.settings import SiteConfig, is_plain
 from pfedfda.methods import Client, Method, Personal, Task, Tensors, Update
 from pfedfda.models import Model, save_model
@@ -180,6 +181,7 @@ class Site:
         """Do the site's part in a round."""
         if not is_plain(job.run):
             raise InputError(f"The name of the run is {job.run!r}; it must be a plain name.")
+        make_folders(self.site.folder)
         folder = self.site.folder / job.run
         states = ClientStates(folder / "states", job.checkpoint)
         states.prune([job.client_id], job.round - 1)
@@ -196,6 +198,11 @@ class Site:
         with one_thread():
             runner = ClientRunner(self._holding(job.class_names), job.task, device)
             outcome = runner.run(job.kind, job.client_id, broadcast)
+        if job.kind == "train" and states.folder.exists():
+            # The server's next checkpoint counts on what the site has kept.
+            states.flush([job.client_id])
+            for place in (folder, self.site.folder):
+                flush(place)
         if job.keep_model and delivered.personal is not None:
             _keep_model(folder / "model", delivered.personal.model, job, outcome)
         return outcome
@@ -279,3 +286,4 @@ def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> N
     save_model(new, model, job.config.model, job.image_shape, job.class_names, about)
     shutil.rmtree(folder, ignore_errors=True)
     new.replace(folder)
+    flush(folder.parent)

@@ -7,6 +7,7 @@ from rich.table import Table
 from pfedfda.data import prepare
 from pfedfda.experiment.config import make_config
 from pfedfda.experiment.observers import choose_observer
+from pfedfda.files import inside
 from pfedfda.paper.communication import paper_loads
 from pfedfda.paper.figures import FIGURES
 from pfedfda.paper.published import published_table
@@ -77,5 +78,5 @@ def _partitions(data_dir: Path | None, output: Path) -> None:
             )
         print(key)
         plain_console().print(summary_table(federation))
-        for path in draw_figures(federation, output / "figure3" / key):
+        for path in draw_figures(federation, inside(output, "figure3", key)):
             print(path)

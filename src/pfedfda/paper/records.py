@@ -14,8 +14,8 @@ import numpy as np
 from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import Config
-from pfedfda.experiment.results import RunResult, write_text
-from pfedfda.files import csv_text
+from pfedfda.experiment.results import RunResult
+from pfedfda.files import csv_text, make_folders, write_text
 from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
 
@@ -124,7 +124,7 @@ def _betas(clients: list[dict[str, str]]) -> dict[str, dict[str, float]]:
 
 def write_record(folder: Path, need: Need, record: Record) -> Path:
     """Write a record into a folder of results."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     path = folder / f"{record_name(need, record['rounds'], record['seed'])}.json"
     text = json.dumps(record, indent=1)
     # A list of numbers takes a line, not one for each number; no text has a line break in JSON.

@@ -18,6 +18,7 @@ from pfedfda.experiment.config import Config, write_config
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.results import is_complete, load_run
 from pfedfda.experiment.rounds import InterruptedRunError, draw_participants, run_rounds
+from pfedfda.files import inside, make_folders, refuse_link, refuse_links
 from pfedfda.paper.records import (
     make_record,
     matching,
@@ -97,6 +98,11 @@ def reproduce(
     observer
         Is told about the progress.
     """
+    for job in jobs:
+        refuse_links(inside(output, "reproduced", job.folder.name))
+    refuse_links(inside(output, suite.key))
+    for path in results.glob("*.json"):
+        refuse_link(path)
     stopped, records = [], []
     for number, job in enumerate(jobs, start=1):
         name = job.folder.name
@@ -172,7 +178,7 @@ def _run(job: Job, observer: Observer) -> None:
     task = make_task(job.config, federation)
     (method,) = job.config.methods.values()
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)
+        make_folders(job.folder)
         write_federation_file(federation, job.folder)
     except OSError as error:
         raise InputError(f"The results cannot be written to {job.folder} ({error}).") from error

@@ -12,6 +12,7 @@ from rich.table import Table
 from pfedfda.data import CORRUPTIONS, Federation, corrupt
 from pfedfda.data.corruptions import SEVERITIES
 from pfedfda.errors import printable
+from pfedfda.files import replacing
 from pfedfda.report.figures import MOST_CLASSES, draw_bubbles, save, spaced
 from pfedfda.seeding import numpy_generator
 
@@ -72,7 +73,8 @@ def write_federation_file(federation: Federation, folder: Path) -> Path | None:
         return None
     classes = len(federation.class_names)
     path = folder / "federation.json"
-    with path.open("w", encoding="utf-8") as file:  # bit by bit: there may be very many clients
+    # Bit by bit: there may be very many clients.
+    with replacing(path) as new, new.open("x", encoding="utf-8") as file:
         file.write(f'{{"class_names": {json.dumps(list(federation.class_names))}, "names": ')
         file.write(json.dumps(federation.client_names))
         for client in range(len(federation)):
@@ -177,7 +179,8 @@ def _draw_images(federation: Federation, path: Path) -> None:
         about += [str(values[client]) for values in shown if values and values[client]]
         axes[row, 0].set_title("  ".join(about), fontsize=7, loc="left", pad=2)
     figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.25 / height, wspace=0.05, hspace=0.32)
-    figure.savefig(path, dpi=130)
+    with replacing(path, durable=False) as new:
+        figure.savefig(new, format="png", dpi=130)
     plt.close(figure)
 
 
@@ -204,7 +207,8 @@ def _draw_corruptions(
             panel.spines[:].set_visible(False)
     axes[0, 0].set_title("original", fontsize=8)
     figure.subplots_adjust(0.16, 0.01, 0.99, 0.97, wspace=0.04, hspace=0.04)
-    figure.savefig(path, dpi=130)
+    with replacing(path, durable=False) as new:
+        figure.savefig(new, format="png", dpi=130)
     plt.close(figure)
 
 

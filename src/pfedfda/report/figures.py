@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedfda.files import replacing
 from pfedfda.report.plots import Shown, accuracy_axis, bytes_unit, mean_betas, time_unit
 from pfedfda.report.runs import Group
 
@@ -103,7 +104,8 @@ def save(
         for kind in kinds:
             paths.append(path.with_name(f"{path.name}.{kind}"))
             metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(paths[-1], dpi=150, metadata=metadata)
+            with replacing(paths[-1], durable=False) as new:
+                figure.savefig(new, format=kind, dpi=150, metadata=metadata)
             figure.set_layout_engine("none")  # once is enough
     return paths
 

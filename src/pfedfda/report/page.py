@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pfedfda.errors import InputError
+from pfedfda.files import inside, write_text
 from pfedfda.report import plots, tables
 from pfedfda.report.paper_table import PaperTable
 from pfedfda.report.plots import Shown, counted, number
@@ -65,16 +66,15 @@ def write_report(
 
     groups = read_groups(runs)
     legend = _legend(groups)
-    page = folder / "report.html"
+    page, figures = inside(folder, "report.html"), inside(folder, "figures")
     try:
-        figures = folder / "figures"
         figures.mkdir(parents=True, exist_ok=True)
         drawn: list[Path] = []
         for place, group in enumerate(groups):
             prefix = f"{place + 1}-" if len(groups) > 1 else ""
             drawn += draw_group(_shown(group, legend), group, figures, prefix)
         text = render(groups, folder, title or _title(groups, suite), suite, drawn)
-        page.write_text(text, encoding="utf-8", errors="replace")
+        write_text(page, text.encode("utf-8", errors="replace").decode("utf-8"))
     except OSError as error:
         raise InputError(f"The report cannot be written to {folder} ({error}).") from error
     return page
