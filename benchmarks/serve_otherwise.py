@@ -16,6 +16,7 @@ import argparse
 import shlex
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,8 @@ import torch
 from rich.progress import track
 
 from pfedfda.data import prepare
-from pfedfda.engine import one_thread
-from pfedfda.engine.runner import Broadcast, ClientRunner
-from pfedfda.engine.states import ClientStates
+from pfedfda.engine import ClientStates, Step, one_thread
+from pfedfda.engine.client import ClientRunner
 from pfedfda.errors import PfedfdaError
 from pfedfda.experiment.config import checked_fields, read_config
 from pfedfda.experiment.personal import load_finished
@@ -45,17 +45,20 @@ def serve(run: Path, ways: list[str]) -> dict[str, list[float]]:
     """Return the clients' test accuracies, by the text of the way they were served."""
     finished = load_finished(run)
     federation = prepare(read_config(run / "config.toml").federation)
-    runner = ClientRunner(federation, finished.task, torch.device("cpu"))
+    runner = ClientRunner(finished.task, torch.device("cpu"))
     accuracies = {}
     with one_thread(), tempfile.TemporaryDirectory() as nothing_kept:
-        broadcast = Broadcast(
-            finished.method, finished.state, finished.round, ClientStates(Path(nothing_kept))
-        )
+        states = ClientStates(Path(nothing_kept))
         for way in ways:
             method = make_way(way, finished.method)
-            there = replace(broadcast, method=method)
+            step = Step("evaluate", method, finished.round, states)
             outcomes = [
-                runner.run("evaluate", client, there)
+                runner.run(
+                    step,
+                    client,
+                    federation.client(client),
+                    partial(method.message, finished.state, client),
+                )
                 for client in track(range(len(federation)), method.title, transient=True)
             ]
             failures = [outcome.failure for outcome in outcomes if outcome.failure]

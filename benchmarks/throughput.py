@@ -38,7 +38,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedfda.data import Federation
-from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, one_thread, runner
+from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, machine, one_thread
+from pfedfda.engine import client as engine_client
 from pfedfda.experiment import rounds
 from pfedfda.experiment.config import make_config
 from pfedfda.experiment.observers import Observer
@@ -107,7 +108,7 @@ def step_bare(
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [core])
     if keep_memory:
-        runner.keep_memory()
+        machine.keep_memory()
     task = setting.task
     generator = torch.Generator().manual_seed(0)
     sizes = setting.batch_sizes if kind == "same" else [BATCH]
@@ -259,8 +260,8 @@ class Rounds:
         return Cost(images, wall, cpu)
 
     def _cpu(self) -> float:
-        workers = [worker.process.pid or 0 for worker in self.engine._workers]
-        return time.process_time() + sum(cpu_seconds(pid) for pid in workers)
+        workers = self.engine.pool.workers if self.engine.pool else []
+        return time.process_time() + sum(cpu_seconds(w.process.pid or 0) for w in workers)
 
 
 # Where the time goes
@@ -325,7 +326,7 @@ PARTS: list[tuple[Any, str, str]] = [
     (pfedfda, "estimate_statistics", "statistics"),
     (pfedfda, "adapt", "statistics and β"),
     (local, "save_file", "update"),
-    (runner.ClientRunner, "_client", "client's data"),
+    (engine_client.ClientRunner, "_load", "client's data"),
 ]
 
 
@@ -348,14 +349,15 @@ def probed() -> Iterator[None]:
     """Take times inside the workers that are started in this block."""
     probe = Probe()
     kept = [(where, name, getattr(where, name)) for where, name, _ in PARTS]
-    kept.append((runner.ClientRunner, "run", runner.ClientRunner.run))
+    kept.append((engine_client.ClientRunner, "run", engine_client.ClientRunner.run))
     kept.append((training, "batches", training.batches))
     kept.append((torch.nn.Module, "__call__", torch.nn.Module.__call__))
     for where, name, component in PARTS:
         setattr(where, name, probe.wrap(getattr(where, name), component))
     training.batches = probe.wrap_iterator(training.batches, "batches")
     torch.nn.Module.__call__ = probe.wrap(torch.nn.Module.__call__, "step")
-    runner.ClientRunner.run = busy_client(probe, runner.ClientRunner.run)  # type: ignore
+    run = busy_client(probe, engine_client.ClientRunner.run)
+    engine_client.ClientRunner.run = run  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from pfedfda import FederationConfig, InputError, prepare
 from pfedfda.data import Federation
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine
+from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step
 from pfedfda.engine import local as local_engine
 from pfedfda.files import FolderLock, remove_abandoned, write_text
 from pfedfda.methods import Task, TrainingConfig
@@ -92,7 +92,7 @@ def test_scratch_of_a_killed_group_of_processes_is_removed(
 
     def train(engine: LocalEngine) -> None:
         states = ClientStates(tmp_path / "states")
-        list(engine.train(FedAvg(), task.initial_tensors(), range(6), 1, states))
+        list(engine.run(Step("train", FedAvg(), 1, states), task.initial_tensors(), range(6)))
 
     pid = os.fork()
     if pid == 0:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from pfedfda.data import Federation
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Outcome
+from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Outcome, Step
 from pfedfda.engine import local as local_engine
+from pfedfda.engine.pool import Worker
 from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.methods import Client, Personal, Task, Tensors, TrainingConfig, Update
 from pfedfda.methods.fedavg import FedAvg
@@ -82,8 +83,15 @@ def engines(tiny: Federation, task: Task) -> Iterator[LocalEngine]:
             yield engine
 
 
+def workers_of(engine: LocalEngine) -> list[Worker]:
+    assert engine.pool is not None
+    return engine.pool.workers
+
+
 def train(engine: LocalEngine, script: str, states: ClientStates) -> list[Outcome]:
-    return list(engine.train(Scripted(script), {"w": torch.ones(3)}, range(6), 1, states))
+    return list(
+        engine.run(Step("train", Scripted(script), 1, states), {"w": torch.ones(3)}, range(6))
+    )
 
 
 def run(engine: LocalEngine, script: str, states: ClientStates) -> list[Update]:
@@ -131,7 +139,7 @@ def test_killed_worker_is_replaced_and_its_client_tries_again(
         script = f"die once {tmp_path / 'died'}"
         assert len(run(engine, script, ClientStates(tmp_path))) == 6
         assert (tmp_path / "died").exists()
-        assert len(engine._workers) == 2
+        assert len(workers_of(engine)) == 2
         # A client at which every worker dies, for example for want of memory, is given up.
         outcomes = train(engine, "die", ClientStates(tmp_path))
         assert [o.client_id for o in outcomes if o.failure] == [3]
@@ -148,27 +156,26 @@ def test_clients_given_in_advance_survive_their_worker(
         outcomes = train(engine, "die", ClientStates(tmp_path))
         assert sorted(o.client_id for o in outcomes) == list(range(6))
         assert [o.client_id for o in outcomes if o.failure] == [3]
-        assert not any(worker.clients for worker in engine._workers)
+        assert not any(worker.items for worker in workers_of(engine))
 
 
 def test_a_busy_worker_has_its_next_client_but_not_the_last_ones(
     tiny: Federation, task: Task, tmp_path: Path
 ) -> None:
     with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
-        outcomes = engine.train(
-            Scripted("pids"), task.initial_tensors(), range(6), 1, ClientStates(tmp_path)
-        )
+        step = Step("train", Scripted("pids"), 1, ClientStates(tmp_path))
+        outcomes = engine.run(step, task.initial_tensors(), range(6))
         next(outcomes)
-        given = sum(len(worker.clients) for worker in engine._workers)
+        given = sum(len(worker.items) for worker in workers_of(engine))
         assert given <= 4  # two are at work or done, two are in advance; two wait for the quickest
-        assert max(len(worker.clients) for worker in engine._workers) <= 2
+        assert max(len(worker.items) for worker in workers_of(engine)) <= 2
         assert len(list(outcomes)) == 5
 
 
 def test_idle_worker_that_died_is_replaced(tiny: Federation, task: Task, tmp_path: Path) -> None:
     with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
         run(engine, "echo", ClientStates(tmp_path))
-        for worker in engine._workers:
+        for worker in workers_of(engine):
             os.kill(worker.process.pid or 0, signal.SIGKILL)
             worker.process.join()
         assert len(run(engine, "echo", ClientStates(tmp_path))) == 6
@@ -198,10 +205,11 @@ def test_own_tensors_that_are_not_finite_are_not_kept(
 def test_nothing_is_left_behind(tiny: Federation, task: Task, tmp_path: Path) -> None:
     engine = LocalEngine(tiny, task, EngineConfig(workers=2))
     run(engine, "echo", ClientStates(tmp_path))
-    scratch, processes = engine._scratch, [w.process for w in engine._workers]
+    scratch, processes = engine._scratch, [w.process for w in workers_of(engine)]
     assert scratch is not None
-    assert list(scratch.iterdir()) == []  # broadcasts and updates are removed at once
-    stream = engine.train(Scripted(), {"w": torch.ones(1)}, range(6), 1, ClientStates(tmp_path))
+    assert list(scratch.iterdir()) == []  # states and updates are removed at once
+    step = Step("train", Scripted(), 1, ClientStates(tmp_path))
+    stream = engine.run(step, {"w": torch.ones(1)}, range(6))
     next(stream)
     stream.close()  # a consumer that loses interest
     engine.close()
@@ -218,10 +226,10 @@ def test_workers_leave_when_their_parent_is_killed(
         engine = LocalEngine(tiny, task, EngineConfig(workers=2))
         run(engine, "echo", ClientStates(tmp_path))
         if busy:
-            method, state = Scripted("pids"), task.initial_tensors()
-            outcomes = engine.train(method, state, range(6), 1, ClientStates(tmp_path))
+            step = Step("train", Scripted("pids"), 1, ClientStates(tmp_path))
+            outcomes = engine.run(step, task.initial_tensors(), range(6))
             next(outcomes)
-        pids = " ".join(str(w.process.pid) for w in engine._workers)
+        pids = " ".join(str(w.process.pid) for w in workers_of(engine))
         (tmp_path / "pids").write_text(f"{pids} {engine._scratch}")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -256,13 +264,14 @@ def test_state_is_written_once_a_round(
     with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
         for _ in range(3):
             run(engine, "echo", ClientStates(tmp_path))
-    assert [name.split("-")[0] for name in written] == ["broadcast"] * 3  # in this process
+    assert [name.split("-")[0] for name in written] == ["state"] * 3  # in this process
 
 
 def test_evaluation_keeps_no_state(tiny: Federation, task: Task, tmp_path: Path) -> None:
     states = ClientStates(tmp_path)
     for engine in engines(tiny, task):
-        outcomes = list(engine.evaluate(Scripted(), task.initial_tensors(), range(6), 1, states))
+        step = Step("evaluate", Scripted(), 1, states)
+        outcomes = list(engine.run(step, task.initial_tensors(), range(6)))
         assert all(o.metrics == {"answer": 42.0} for o in outcomes)
         assert sorted(o.tested for o in outcomes) == sorted(tiny.test_sizes)
     assert list(tmp_path.rglob("*.safetensors*")) == []
@@ -274,9 +283,10 @@ def test_training_sees_the_state_before_its_round_and_evaluation_that_after(
     states = ClientStates(tmp_path)
     for engine in engines(tiny, task):
         for round_number in (1, 2, 2, 3):  # a round that is run again starts from the same
-            list(engine.train(Counting(), {}, [0], round_number, states))
+            step = Step("train", Counting(), round_number, states)
+            list(engine.run(step, {}, [0]))
             assert states.load(0, before=round_number + 1)["trained"] == round_number
-            (outcome,) = engine.evaluate(Counting(), {}, [0], round_number, states)
+            (outcome,) = engine.run(replace(step, kind="evaluate"), {}, [0])
             assert outcome.metrics == {"trained": float(round_number)}
 
 
@@ -303,9 +313,10 @@ def test_bytes_are_those_of_the_tensors(tiny: Federation, task: Task, tmp_path: 
     model = 4 * sum(p.numel() for p in task.build_model().parameters())
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
         states = ClientStates(tmp_path)
-        outcome = next(engine.train(FedAvg(), task.initial_tensors(), [0], 1, states))
+        step = Step("train", FedAvg(), 1, states)
+        outcome = next(engine.run(step, task.initial_tensors(), [0]))
         assert (outcome.bytes_down, outcome.bytes_up) == (model, model)
-        outcome = next(engine.train(Local(), {}, [0], 1, states))
+        outcome = next(engine.run(replace(step, method=Local()), {}, [0]))
         assert (outcome.bytes_down, outcome.bytes_up) == (0, 0)
 
 
@@ -332,9 +343,8 @@ def test_a_worker_that_starts_late_misses_nothing(
     monkeypatch.setattr(local_engine, "ClientRunner", SlowStart)
     with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
         for clients in ([0], [1], range(6)):
-            outcomes = engine.train(
-                Scripted("pids"), {"w": torch.ones(1)}, clients, 1, ClientStates(tmp_path)
-            )
+            step = Step("train", Scripted("pids"), 1, ClientStates(tmp_path))
+            outcomes = engine.run(step, {"w": torch.ones(1)}, clients)
             assert len(list(outcomes)) == len(clients)
 
 
@@ -346,9 +356,8 @@ def test_spawned_workers_give_the_same(
     def train(platform: str) -> Tensors:
         monkeypatch.setattr(local_engine.sys, "platform", platform)
         with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
-            outcomes = engine.train(
-                FedAvg(), task.initial_tensors(), [2], 1, ClientStates(tmp_path)
-            )
+            step = Step("train", FedAvg(), 1, ClientStates(tmp_path))
+            outcomes = engine.run(step, task.initial_tensors(), [2])
             return FedAvg().aggregate({}, [o.update for o in outcomes if o.update])
 
     forked, spawned = train("linux"), train("darwin")
@@ -377,7 +386,7 @@ def test_memory_is_kept_for_the_next_step() -> None:
     """Blocks of many sizes come from the heap, not from maps of their own, and stay there."""
     program = """if True:
         import ctypes, torch
-        from pfedfda.engine.runner import keep_memory
+        from pfedfda.engine.machine import keep_memory
         class Info(ctypes.Structure):
             _fields_ = [(name, ctypes.c_size_t) for name in (
                 "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",

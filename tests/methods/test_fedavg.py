@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pfedfda.data import Federation
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine
+from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step
 from pfedfda.errors import InputError
 from pfedfda.methods import Task, TrainingConfig, Update, weighted_mean
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
@@ -43,7 +43,7 @@ def test_one_client_and_one_round_is_plain_sgd(tiny: Federation, tmp_path) -> No
     method = FedAvg()
     states = ClientStates(tmp_path)
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
-        outcomes = engine.train(method, method.init(task), [4], 1, states)
+        outcomes = engine.run(Step("train", method, 1, states), method.init(task), [4])
         state = method.aggregate({}, (o.update for o in outcomes if o.update))
     data = tiny.client(4)
     expected = plain_sgd(

@@ -1,8 +1,8 @@
 """Engines: which processes run which client. A method never knows which engine runs it."""
 
-from pfedfda.engine.base import Engine, Roster
+from pfedfda.engine.base import Engine, Outcome, Roster, Step
 from pfedfda.engine.local import EngineConfig, LocalEngine
-from pfedfda.engine.runner import Outcome, one_thread
+from pfedfda.engine.machine import one_thread
 from pfedfda.engine.states import ClientStates
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "LocalEngine",
     "Outcome",
     "Roster",
+    "Step",
     "one_thread",
 ]

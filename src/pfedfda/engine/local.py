@@ -1,48 +1,32 @@
 """The local engine: many clients on one machine, a few at a time.
 
 A pool of persistent worker processes, one compute thread each, plays the clients. The server's
-state is written to shared memory once a round and mapped by every worker; the pipes carry only
-client numbers and small results. Clients are handed out largest first, so that no long one is left
-for the end, and outcomes come back in that same order, so that the server's sums do not depend on
-the number of workers. A worker that dies is replaced, and its client tries again.
+state is written to shared memory once per step and mapped by every worker, which makes the messages
+of its own clients from it; the pipes carry only client numbers and small results.
 """
 
-import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from pfedfda.data import Federation
-from pfedfda.data.shift import Shift
-from pfedfda.engine.runner import (
-    Broadcast,
-    ClientRunner,
-    JobKind,
-    Outcome,
-    keep_memory,
-    num_bytes,
-    one_thread,
-)
-from pfedfda.engine.states import ClientStates
+from pfedfda.engine.base import Outcome, Step, largest_first, num_bytes
+from pfedfda.engine.client import ClientRunner
+from pfedfda.engine.machine import available_cores, keep_memory, one_thread, resolve_device
+from pfedfda.engine.pool import Lost, Pool
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.files import FolderLock, remove_abandoned
-from pfedfda.methods import Method, Task, Tensors
+from pfedfda.methods import Task, Tensors
 from pfedfda.methods.registry import load_method_file, user_files
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -50,7 +34,6 @@ MIN_SHARED_MEMORY = 2**28
 SCRATCH = "pfedfda-scratch-"
 ABANDONED_SECONDS = 60.0
 MAX_WAITING_BYTES = 2**30
-TRIES = 2
 MOST_WORKERS = 1024
 
 
@@ -61,7 +44,7 @@ class EngineConfig:
     Parameters
     ----------
     workers
-        Worker processes; by default one a core (one in all if the device is not the CPU). 0 runs
+        Worker processes; by default one per core (one in all if the device is not the CPU). 0 runs
         everything in the calling process, for debugging. Results do not depend on it.
     device
         Where the networks run: cpu, cuda, cuda:1, mps.
@@ -86,87 +69,6 @@ class EngineConfig:
         return available_cores() if self.device == "cpu" else 1
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device of this name if this machine has it."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"Unknown device {name!r}: choose from cpu, cuda, cuda:N, mps.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"The device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA "
-            f"devices; use --device cpu."
-        )
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError("The device 'mps' is not available on this machine; use --device cpu.")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise InputError(f"Unknown device {name!r}: choose from cpu, cuda, cuda:N, mps.")
-    return device
-
-
-@dataclass
-class Worker:
-    """A worker process as the engine sees it.
-
-    Parameters
-    ----------
-    process
-        The process.
-    connection
-        Our end of its pipe.
-    clients
-        What it was given: the client it is busy with, and perhaps the next, with their positions.
-    """
-
-    process: BaseProcess
-    connection: Connection
-    clients: deque[tuple[int, int]] = field(default_factory=deque)
-
-
-@dataclass(frozen=True)
-class SharedBroadcast:
-    """A broadcast whose tensors lie in a file of the shared memory."""
-
-    method: Method
-    path: Path
-    round: int
-    states: ClientStates
-    shift: Shift | None
-    frost: list[NDArray[np.uint8]] | None
-
-
-@dataclass
-class HandOut:
-    """How far a round has come.
-
-    Parameters
-    ----------
-    kind
-        What the clients do.
-    pending
-        Clients that nobody works at yet, with their positions.
-    shared
-        What the workers were told.
-    arrived
-        Outcomes that wait for their turn, by client.
-    deaths
-        How many workers have died at each client.
-    """
-
-    kind: JobKind
-    pending: deque[tuple[int, int]]
-    shared: SharedBroadcast
-    arrived: dict[int, Outcome] = field(default_factory=dict)
-    deaths: Counter[int] = field(default_factory=Counter)
-
-
 class LocalEngine:
     """Runs clients on this machine; a context manager.
 
@@ -175,7 +77,7 @@ class LocalEngine:
     federation
         Whose data it is.
     task
-        What everybody knows.
+        Settings shared by the server and all clients.
     config
         The number of workers and the device.
     """
@@ -188,11 +90,11 @@ class LocalEngine:
         self.task = task
         self.device = resolve_device(config.device)
         self.num_workers = config.num_workers
-        self._workers: list[Worker] = []
+        self.pool: Pool | None = None
         self._runner: ClientRunner | None = None
         self._scratch: Path | None = None
         self._lock: FolderLock | None = None
-        self._broadcasts = 0
+        self._steps = 0
 
     def __enter__(self) -> "LocalEngine":
         return self
@@ -205,106 +107,20 @@ class LocalEngine:
     ) -> None:
         self.close()
 
-    def train(
-        self,
-        method: Method,
-        state: Tensors,
-        client_ids: Sequence[int],
-        round_number: int,
-        states: ClientStates,
-    ) -> Iterator[Outcome]:
-        """Train these clients; yield their outcomes as a stream in a fixed order."""
-        return self._run("train", client_ids, Broadcast(method, state, round_number, states))
+    def run(self, step: Step, state: Tensors, client_ids: Sequence[int]) -> Iterator[Outcome]:
+        """Let clients do a step; yield their outcomes as a stream, largest clients first.
 
-    def evaluate(
-        self,
-        method: Method,
-        state: Tensors,
-        client_ids: Sequence[int],
-        round_number: int,
-        states: ClientStates,
-        shift: Shift | None = None,
-        frost: list[NDArray[np.uint8]] | None = None,
-    ) -> Iterator[Outcome]:
-        """Personalise and test these clients; yield their outcomes in a fixed order.
-
-        Parameters
-        ----------
-        method, state, client_ids, round_number, states
-            As for `train`.
-        shift, frost
-            Corrupt all images of these clients, with these photographs for frost.
+        The parameters are those of `pfedfda.engine.Engine.run`.
         """
-        broadcast = Broadcast(method, state, round_number, states, shift, frost)
-        return self._run("evaluate", client_ids, broadcast)
-
-    def _start(self) -> None:
-        """Start the workers, if they are not running."""
-        if self._workers or self.num_workers == 0:
-            return
-        self._scratch = _make_scratch(self.task, self.num_workers)
-        self._lock = FolderLock(self._scratch)
-        for number in range(self.num_workers):
-            self._workers.append(self._start_worker(number))
-
-    def _start_worker(self, number: int) -> Worker:
-        # Forking is quick and lets a method be defined in a script or a notebook; an accelerator's
-        # runtime does not survive it.
-        fork = sys.platform == "linux" and self.device.type == "cpu"
-        context = multiprocessing.get_context("fork" if fork else "spawn")
-        ours, theirs = context.Pipe()
-        # A forked child holds copies of our ends: it must close them, or a worker would never
-        # notice that we are gone.
-        inherited = [w.connection for w in self._workers] + [ours] if fork else []
-        # A fresh process has not run the files that brought the user's methods.
-        files = [] if fork else user_files()
-        process = context.Process(  # type: ignore[attr-defined]
-            target=_work,
-            name=f"pfedfda-worker-{number}",
-            args=(
-                theirs,
-                inherited,
-                files,
-                self.federation,
-                self.task,
-                str(self.device),
-                self._scratch,
-            ),
-            daemon=True,
-        )
-        process.start()
-        theirs.close()
-        return Worker(process, ours)
-
-    def _replace(self, worker: Worker, shared: SharedBroadcast) -> str:
-        """Start a process in the place of one that died; return how that one ended."""
-        worker.process.join(timeout=5)
-        code = worker.process.exitcode
-        how = f"ended with code {code}"
-        if code is not None and code < 0:
-            how = f"was ended by signal {-code} ({signal.Signals(-code).name})"
-            if -code == signal.SIGKILL:
-                how += ", as the system does when memory runs out"
-        worker.connection.close()
-        number = self._workers.index(worker)
-        del self._workers[number]
-        fresh = self._start_worker(number)
-        self._workers.insert(number, fresh)
-        fresh.connection.send(shared)
-        return how
+        order = largest_first(client_ids, self.federation)
+        run = self._run_in_pool if self.num_workers else self._run_here
+        return run(step, state, order)
 
     def close(self) -> None:
         """Stop the workers and remove the shared memory."""
-        for worker in self._workers:
-            if worker.clients:
-                worker.process.terminate()
-            worker.connection.close()
-        for worker in self._workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-        self._workers = []
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -312,189 +128,158 @@ class LocalEngine:
             self._lock.close()
             self._lock = None
 
-    def _run(
-        self, kind: JobKind, client_ids: Sequence[int], broadcast: Broadcast
-    ) -> Iterator[Outcome]:
-        sizes = self.federation.train_sizes
-        order = sorted(client_ids, key=lambda client_id: (-int(sizes[client_id]), client_id))
-        if self.num_workers == 0:
-            yield from self._run_here(kind, order, broadcast)
-            return
+    def _run_here(self, step: Step, state: Tensors, order: Sequence[int]) -> Iterator[Outcome]:
+        if self._runner is None:
+            self._runner = ClientRunner(self.task, self.device)
+        with one_thread():
+            for client_id in order:
+                receive = partial(step.method.message, state, client_id)
+                yield self._runner.run(step, client_id, self.federation.client(client_id), receive)
+
+    def _run_in_pool(self, step: Step, state: Tensors, order: Sequence[int]) -> Iterator[Outcome]:
         # An outcome that must wait for its turn occupies shared memory; the window bounds how many.
-        per_update = max(num_bytes(broadcast.state), 1)
-        window = max(2 * self.num_workers, min(256, MAX_WAITING_BYTES // per_update))
+        window = MAX_WAITING_BYTES // max(num_bytes(state), 1)
+        window = max(2 * self.num_workers, min(256, window))
         finished = False
         try:
-            self._start()
-            hand_out = HandOut(kind, deque(enumerate(order)), self._share(broadcast))
-            for position, client_id in enumerate(order):
-                # Whoever became idle while the last outcome was taken in gets work first.
-                self._collect(hand_out, timeout=0)
-                self._hand_out(hand_out, position + window)
-                while client_id not in hand_out.arrived:
-                    self._collect(hand_out, timeout=None)
-                    self._hand_out(hand_out, position + window)
-                yield self._take(hand_out.arrived.pop(client_id))
-            hand_out.shared.path.unlink(missing_ok=True)
+            pool, scratch = self._start()
+            self._steps += 1
+            path = scratch / f"state-{self._steps}.safetensors"
+            save_file(state, path)
+            for client_id, answer in zip(
+                order, pool.run(SharedStep(step, path), order, window), strict=True
+            ):
+                if isinstance(answer, Lost):
+                    yield Outcome(client_id, failure=answer.reason)
+                else:
+                    yield fetch_update(answer, scratch)
+            path.unlink(missing_ok=True)
             finished = True
         except (OSError, SafetensorError) as error:
             raise RunStoppedError(
-                f"The {kind} step of round {broadcast.round} failed ({error})."
+                f"The {step.kind} step of round {step.round} failed ({error})."
             ) from error
         finally:
-            if not finished:  # an error, or the consumer lost interest: workers may still be busy
+            if not finished:  # an error, or the consumer lost interest
                 self.close()
 
-    def _run_here(
-        self, kind: JobKind, order: Sequence[int], broadcast: Broadcast
-    ) -> Iterator[Outcome]:
-        if self._runner is None:
-            self._runner = ClientRunner(self.federation, self.task, self.device)
-        with one_thread():
-            for client_id in order:
-                yield self._runner.run(kind, client_id, broadcast)
+    def _start(self) -> tuple[Pool, Path]:
+        """Return the pool and the folder in which workers leave updates."""
+        if self.pool is None or self._scratch is None:
+            self._scratch = _make_scratch(self.task, self.num_workers)
+            self._lock = FolderLock(self._scratch)
+            # An accelerator's runtime does not survive forking.
+            fork = sys.platform == "linux" and self.device.type == "cpu"
+            # A fresh process has not run the files that brought the user's methods.
+            files = [] if fork else user_files()
+            work = ClientWork(
+                self.federation, self.task, str(self.device), self._scratch, tuple(files)
+            )
+            self.pool = Pool(self.num_workers, work, fork)
+        return self.pool, self._scratch
 
-    def _share(self, broadcast: Broadcast) -> SharedBroadcast:
-        """Write the state where every worker can map it, and tell them."""
-        assert self._scratch is not None
-        self._broadcasts += 1
-        path = self._scratch / f"broadcast-{self._broadcasts}.safetensors"
-        save_file(broadcast.state, path)
-        shared = SharedBroadcast(
-            broadcast.method,
-            path,
-            broadcast.round,
-            broadcast.states,
-            broadcast.shift,
-            broadcast.frost,
-        )
-        for worker in list(self._workers):
-            try:
-                worker.connection.send(shared)
-            except (BrokenPipeError, ConnectionResetError):
-                self._replace(worker, shared)
-        return shared
 
-    def _hand_out(self, hand_out: HandOut, limit: int) -> None:
-        """Give workers the next clients whose positions are below the limit.
+@dataclass(frozen=True)
+class SharedStep:
+    """A step, and the file of the shared memory with the server's state."""
 
-        An idle worker gets one. A busy one gets its next in advance, so that it need not wait for
-        us; but not the last clients, which are for whoever is idle first.
-        """
-        for waiting in range(2):
-            for worker in list(self._workers):
-                enough = len(hand_out.pending) > waiting * len(self._workers)
-                if len(worker.clients) == waiting and enough and hand_out.pending[0][0] < limit:
-                    self._give(worker, hand_out)
+    step: Step
+    path: Path
 
-    def _give(self, worker: Worker, hand_out: HandOut) -> None:
-        """Give a worker the next client."""
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What a worker process needs to play clients.
+
+    Parameters
+    ----------
+    federation
+        Whose data it is.
+    task, device
+        As for `ClientRunner`.
+    scratch
+        The folder in which updates are left.
+    method_files
+        Files with methods to load first.
+    """
+
+    federation: Federation
+    task: Task
+    device: str
+    scratch: Path
+    method_files: tuple[Path, ...] = ()
+
+    def __call__(self) -> "ClientHandler":
+        """Return the handler of a worker process."""
+        keep_memory()
+        for file in self.method_files:
+            load_method_file(file)
+        return ClientHandler(self)
+
+
+class ClientHandler:
+    """Plays clients in a worker process.
+
+    Parameters
+    ----------
+    work
+        What it needs.
+    """
+
+    def __init__(self, work: ClientWork) -> None:
+        self.federation = work.federation
+        self.scratch = work.scratch
+        self._one_thread = one_thread()
+        self._one_thread.__enter__()
+        self.runner = ClientRunner(work.task, torch.device(work.device))
+        self.shared: SharedStep | None = None
+        self.state: Tensors | None = None
+
+    def prepare(self, common: SharedStep) -> None:
+        """Take the next step."""
+        # Mapped when the first client comes: a step with few clients may be over, and the file
+        # gone, before a worker that has nothing to do in it gets here.
+        self.shared, self.state = common, None
+
+    def handle(self, item: int) -> Outcome | Exception:
+        """Return a client's outcome; its tensors are left in the shared memory."""
+        assert self.shared is not None
+        step = self.shared.step
         try:
-            worker.connection.send((hand_out.kind, hand_out.pending[0][1]))
-            worker.clients.append(hand_out.pending.popleft())
-        except (BrokenPipeError, ConnectionResetError):
-            if not worker.clients:  # it died while it was idle; else we shall hear of it
-                self._replace(worker, hand_out.shared)
+            if self.state is None:
+                self.state = load_file(self.shared.path)
+            receive = partial(step.method.message, self.state, item)
+            outcome = self.runner.run(step, item, self.federation.client(item), receive)
+            return leave_update(outcome, self.scratch)
+        except PfedfdaError as error:
+            return error
+        except (OSError, SafetensorError) as error:
+            return RunStoppedError(
+                f"The update of client {item} cannot be written to {self.scratch} ({error})."
+            )
 
-    def _collect(self, hand_out: HandOut, timeout: float | None) -> None:
-        """Take the outcomes that are there; without a timeout wait for at least one."""
-        busy = {w.connection: w for w in self._workers if w.clients}
-        for connection in wait(list(busy), timeout):
-            worker = busy[connection]  # type: ignore[index]
-            try:
-                answer = worker.connection.recv()
-            except (EOFError, ConnectionResetError):
-                self._mourn(worker, hand_out)
-                continue
-            if isinstance(answer, Exception):
-                raise answer
-            worker.clients.popleft()
-            hand_out.arrived[answer.client_id] = answer
-
-    def _mourn(self, worker: Worker, hand_out: HandOut) -> None:
-        """Replace a worker that died and let its client try again, though not for ever."""
-        (_, client_id), *rest = worker.clients
-        hand_out.pending.extendleft(reversed(rest))
-        how = self._replace(worker, hand_out.shared)
-        hand_out.deaths[client_id] += 1
-        if hand_out.deaths[client_id] < TRIES:
-            hand_out.pending.appendleft((-1, client_id))  # before all limits: it is waited for
-        else:
-            failure = f"its worker process {how}, {TRIES} times"
-            hand_out.arrived[client_id] = Outcome(client_id, failure=failure)
-
-    def _take(self, outcome: Outcome) -> Outcome:
-        """Map the tensors of an update that a worker left in the shared memory."""
-        if outcome.update is None or not outcome.bytes_up:
-            return outcome
-        assert self._scratch is not None
-        path = _update_path(self._scratch, outcome.client_id)
-        tensors = load_file(path)
-        path.unlink()
-        return replace(outcome, update=replace(outcome.update, tensors=tensors))
+    def close(self) -> None:
+        """Remove the shared memory, in case the parent could not."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def _work(
-    connection: Connection,
-    inherited: list[Connection],
-    method_files: list[Path],
-    federation: Federation,
-    task: Task,
-    device: str,
-    scratch: Path,
-) -> None:
-    """Serve clients until the other end of the pipe closes; what a worker process runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    keep_memory()
-    for other in inherited:
-        other.close()
-    for file in method_files:
-        load_method_file(file)
-    with one_thread():
-        runner = ClientRunner(federation, task, torch.device(device))
-        shared: SharedBroadcast | None = None
-        broadcast: Broadcast | None = None
-        while True:
-            try:
-                order = connection.recv()
-            except (EOFError, OSError):
-                shutil.rmtree(scratch, ignore_errors=True)  # in case our parent could not
-                return
-            if isinstance(order, SharedBroadcast):
-                # Mapped when the first client comes: a round with few clients may be over, and the
-                # file gone, before a worker that has nothing to do in it gets here.
-                shared, broadcast = order, None
-                continue
-            kind, client_id = order
-            if broadcast is None:
-                assert shared is not None
-                state: dict[str, Tensor] = load_file(shared.path)
-                broadcast = Broadcast(
-                    shared.method, state, shared.round, shared.states, shared.shift, shared.frost
-                )
-            answer: Outcome | Exception
-            try:
-                answer = _leave(runner.run(kind, client_id, broadcast), scratch)
-            except PfedfdaError as error:
-                answer = error
-            except (OSError, SafetensorError) as error:
-                answer = RunStoppedError(
-                    f"The update of client {client_id} cannot be written to {scratch} ({error})."
-                )
-            try:
-                connection.send(answer)
-            except (BrokenPipeError, ConnectionResetError):
-                shutil.rmtree(scratch, ignore_errors=True)
-                return
-
-
-def _leave(outcome: Outcome, scratch: Path) -> Outcome:
+def leave_update(outcome: Outcome, scratch: Path) -> Outcome:
     """Put the tensors of an update into the shared memory; the pipe carries the rest."""
+    outcome = replace(outcome, personal=None)
     if outcome.update is None or not outcome.bytes_up:
         return outcome
     save_file(outcome.update.tensors, _update_path(scratch, outcome.client_id))
     return replace(outcome, update=replace(outcome.update, tensors={}))
+
+
+def fetch_update(outcome: Outcome, scratch: Path) -> Outcome:
+    """Map the tensors of an update that a worker left in the shared memory."""
+    if outcome.update is None or not outcome.bytes_up:
+        return outcome
+    path = _update_path(scratch, outcome.client_id)
+    tensors = load_file(path)
+    path.unlink()
+    return replace(outcome, update=replace(outcome.update, tensors=tensors))
 
 
 def _update_path(scratch: Path, client_id: int) -> Path:

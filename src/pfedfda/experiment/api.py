@@ -225,23 +225,14 @@ def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator
 
 
 def make_task(config: Config, federation: Federation) -> Task:
-    """Return what server and clients of a run know beforehand."""
+    """Return the task of a run, or refuse a federation that cannot be learned from."""
     config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
     if len(federation.class_names) < 2:
         raise InputError(
             f"All images belong to one class, {shown(federation.class_names[0])}: there is nothing "
             f"to tell apart."
         )
-    task = Task(
-        model=config.model,
-        image_shape=federation.image_shape,
-        num_classes=len(federation.class_names),
-        num_clients=len(federation),
-        training=config.training,
-        seed=config.schedule.seed,
-    )
-    task.initial_tensors()  # refuses a model that does not fit the images, before anything is made
-    return task
+    return config.task(federation.image_shape, len(federation.class_names), len(federation))
 
 
 def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:

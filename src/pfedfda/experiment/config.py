@@ -14,7 +14,7 @@ from pfedfda.data import FEDERATIONS, FederationConfig
 from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, shown, unknown
 from pfedfda.files import read_toml
-from pfedfda.methods import Method, TrainingConfig, find_method
+from pfedfda.methods import Method, Task, TrainingConfig, find_method
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 
@@ -138,6 +138,19 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+
+    def task(self, image_shape: tuple[int, int, int], num_classes: int, num_clients: int) -> Task:
+        """Return what the server and all clients know before the first round."""
+        task = Task(
+            model=self.model,
+            image_shape=image_shape,
+            num_classes=num_classes,
+            num_clients=num_clients,
+            training=self.training,
+            seed=self.schedule.seed,
+        )
+        task.initial_tensors()  # refuses a model that does not fit the images
+        return task
 
 
 GROUPS: dict[str, type[Any]] = {

@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pfedfda.data import open_source
 from pfedfda.data.decoding import with_channels
-from pfedfda.engine.local import resolve_device
-from pfedfda.engine.runner import one_thread, score
+from pfedfda.engine.client import ClientRunner, client_step, score
+from pfedfda.engine.machine import one_thread, resolve_device
 from pfedfda.errors import InputError, PfedfdaError, shown
 from pfedfda.experiment.checkpoint import read_checkpoint
 from pfedfda.experiment.config import OutputConfig, read_config
 from pfedfda.experiment.results import make_folder
 from pfedfda.files import inside, make_folders, refuse_link
-from pfedfda.methods import Client, Method, Samples, Task, Tensors
+from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
 from pfedfda.seeding import numpy_generator, torch_generator
@@ -106,40 +105,34 @@ def personalize(
             inside(Path(run), *output.relative_to(run).parts)
     finished = load_finished(Path(run))
     images, labels = _samples(source, finished)
-    where = resolve_device(device)
     order = numpy_generator("personalize", seed).permutation(len(labels))
     held_out = min(round(len(labels) * test_share), len(labels) - 1)
     test, fit = order[:held_out], order[held_out:]
 
-    def on_device(rows: NDArray[np.int64]) -> Samples:
-        return Samples(
-            torch.from_numpy(images[rows]).to(where), torch.from_numpy(labels[rows]).to(where)
-        )
-
     method, task = finished.method, finished.task
-    client = Client(
-        client_id=task.num_clients,
-        round=finished.round,
-        task=task,
-        samples=on_device(fit),
-        state={},
-        model=task.build_model().to(where),
-        generator=torch_generator("personalize", seed),
+    runner = ClientRunner(task, resolve_device(device))
+    test_samples = runner.samples(images[test], labels[test])
+    client = runner.client(
+        task.num_clients,
+        finished.round,
+        runner.samples(images[fit], labels[fit]),
+        {},
+        torch_generator("personalize", seed),
     )
     message = method.message(finished.state, client.client_id)
     accuracy = shared_accuracy = None
     if held_out:
         shared = method.shared_model(client, message)
         if shared is not None:
-            shared_accuracy = score(shared, on_device(test))[0] / held_out
+            shared_accuracy = score(shared, test_samples)[0] / held_out
     start = time.perf_counter()
     with one_thread():  # the matrices are small: more threads would wait for each other
-        personal = method.personalize(client, message)
+        personal = client_step("evaluate", method, client, message).personal
     passed = time.perf_counter() - start
-    if not isinstance(personal.model, Model):
+    if personal is None or not isinstance(personal.model, Model):
         raise InputError(f"The personal model of {method.name} is not a body and a linear head.")
     if held_out:
-        accuracy = score(personal.model, on_device(test))[0] / held_out
+        accuracy = score(personal.model, test_samples)[0] / held_out
     folder = output if output is not None else _new_folder(Path(run), source)
     network = client.seconds.get("network", 0.0)
     result = PersonalModel(
@@ -174,14 +167,7 @@ def load_finished(run: Path) -> FinishedRun:
     if len(config.methods) != 1:
         raise InputError(f"{run / 'config.toml'} has {len(config.methods)} methods instead of one.")
     (method,) = config.methods.values()
-    task = Task(
-        model=config.model,
-        image_shape=(height, width, channels),
-        num_classes=len(class_names),
-        num_clients=num_clients,
-        training=config.training,
-        seed=config.schedule.seed,
-    )
+    task = config.task((height, width, channels), len(class_names), num_clients)
     finished = FinishedRun(method, task, class_names, checkpoint.round, checkpoint.state)
     _refuse_other_tensors(finished, run)
     return finished

@@ -13,8 +13,9 @@ import torch
 from safetensors import SafetensorError
 
 from pfedfda.data import CORRUPTIONS
-from pfedfda.data.shift import Shift, frost_photos
-from pfedfda.engine import Engine, Outcome
+from pfedfda.data.shift import Shift
+from pfedfda.data.views import ShiftedView
+from pfedfda.engine import Engine, Outcome, Step
 from pfedfda.errors import DivergedRunError, InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.checkpoint import Checkpoint, sole_use
@@ -239,8 +240,8 @@ class Run:
     def _train(
         self, participants: list[int], round_number: int, losses: "Losses", steps: int
     ) -> None:
-        states = self.writer.states
-        outcomes = self.engine.train(self.method, self.state, participants, round_number, states)
+        step = Step("train", self.method, round_number, self.writer.states)
+        outcomes = self.engine.run(step, self.state, participants)
         updates = self._usable(outcomes, round_number, losses, 1 / steps)
         first = next(updates, None)
         if first is not None:  # a round without a usable update leaves everything as it was
@@ -308,9 +309,8 @@ class Run:
     def _evaluate(self, round_number: int, losses: "Losses", steps: int) -> Accuracy:
         """Personalise and test everybody; return the accuracy over those who could be tested."""
         evaluations = []
-        for outcome in self.engine.evaluate(
-            self.method, self.state, self.everybody, round_number, self.writer.states
-        ):
+        step = Step("evaluate", self.method, round_number, self.writer.states)
+        for outcome in self.engine.run(step, self.state, self.everybody):
             self.tally.asked += 1
             self.observer.progressed(1 / steps)
             if outcome.failure is None:
@@ -376,18 +376,18 @@ class Run:
         if not newcomers:
             return
         start = time.perf_counter()
-        frost = frost_photos(self.config.federation.data_dir)
-        conditions: dict[str, Shift | None] = {"clean": None}
-        conditions |= {name: Shift(name, NEW_CLIENT_SEVERITY) for name in CORRUPTIONS}
+        seed, data_dir = self.schedule.seed, self.config.federation.data_dir
+        conditions: dict[str, ShiftedView | None] = {"clean": None}
+        for name in CORRUPTIONS:
+            conditions[name] = ShiftedView(Shift(name, NEW_CLIENT_SEVERITY), seed, data_dir)
         accuracies: dict[str, dict[str, float]] = {}
         outcomes: dict[str, list[Outcome]] = {}
         last = self.schedule.rounds
-        for condition, shift in conditions.items():
+        for condition, view in conditions.items():
             self.observer.say(f"{self.method.title}: new clients, {condition.replace('_', ' ')}")
             outcomes[condition] = []
-            for outcome in self.engine.evaluate(
-                self.method, self.state, newcomers, last, self.writer.states, shift, frost
-            ):
+            step = Step("evaluate", self.method, last, self.writer.states, view)
+            for outcome in self.engine.run(step, self.state, newcomers):
                 if outcome.failure is None:
                     outcomes[condition].append(outcome)
                 else:

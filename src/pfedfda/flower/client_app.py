@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from pfedfda.engine.runner import JobKind
+from pfedfda.engine.base import StepKind
 from pfedfda.errors import PfedfdaError
 from pfedfda.flower.jobs import description_settings, read_job
 from pfedfda.flower.records import FAILURE, pack, settings_of, tensors_of
@@ -39,7 +39,7 @@ def evaluate(message: Message, context: Context) -> Message:
     return _answered(message, lambda: _work("evaluate", message, context))
 
 
-def _work(kind: JobKind, message: Message, context: Context) -> Message:
+def _work(kind: StepKind, message: Message, context: Context) -> Message:
     job = read_job(kind, settings_of(message.content))
     site = Site(read_node_config(context.node_config), job.config.federation)
     outcome = site.run(job, tensors_of(message.content))

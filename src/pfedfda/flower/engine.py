@@ -5,13 +5,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 from flwr.app import Message, MessageType
-from numpy.typing import NDArray
 
-from pfedfda.data.shift import Shift
-from pfedfda.engine import ClientStates, Outcome
-from pfedfda.engine.runner import JobKind, num_bytes
+from pfedfda.engine import Outcome, Step
+from pfedfda.engine.base import StepKind, largest_first, num_bytes
 from pfedfda.errors import PfedfdaError
 from pfedfda.experiment.config import Config
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
@@ -19,7 +16,7 @@ from pfedfda.flower.jobs import job_settings
 from pfedfda.flower.records import MalformedError, metrics_of, pack, tensors_of
 from pfedfda.flower.roster import Roster
 from pfedfda.flower.site import Job
-from pfedfda.methods import Method, Task, Tensors, Update
+from pfedfda.methods import Task, Tensors, Update
 
 MAX_METRICS = 100
 MAX_WAITING_BYTES = 2**30
@@ -51,76 +48,30 @@ class FlowerEngine:
         self.config = config
         self.timeout = timeout
 
-    def train(
-        self,
-        method: Method,
-        state: Tensors,
-        client_ids: Sequence[int],
-        round_number: int,
-        states: ClientStates,
-    ) -> Iterator[Outcome]:
-        """Train these clients; yield their outcomes in the order in which a local engine does.
-
-        Parameters
-        ----------
-        method, state, client_ids, round_number
-            What to do, from which state, with whom and when.
-        states
-            Tells the round of the last checkpoint; the clients' tensors stay with them.
-        """
-        return self._run("train", method, state, client_ids, round_number, states, None)
-
-    def evaluate(
-        self,
-        method: Method,
-        state: Tensors,
-        client_ids: Sequence[int],
-        round_number: int,
-        states: ClientStates,
-        shift: Shift | None = None,
-        frost: list[NDArray[np.uint8]] | None = None,
-    ) -> Iterator[Outcome]:
-        """Personalise and test these clients; in the last round they keep their models.
-
-        Parameters
-        ----------
-        method, state, client_ids, round_number, states
-            As for `train`.
-        shift
-            Corrupt all images of these clients.
-        frost
-            Not used: a site takes its own photographs of frost.
-        """
-        return self._run("evaluate", method, state, client_ids, round_number, states, shift)
-
     def close(self) -> None:
         """Nothing is held that Flower does not close itself."""
 
-    def _run(
-        self,
-        kind: JobKind,
-        method: Method,
-        state: Tensors,
-        client_ids: Sequence[int],
-        round_number: int,
-        states: ClientStates,
-        shift: Shift | None,
-    ) -> Iterator[Outcome]:
-        sizes = self.federation.train_sizes
-        order = sorted(client_ids, key=lambda client_id: (-int(sizes[client_id]), client_id))
-        last = round_number == self.config.schedule.rounds
+    def run(self, step: Step, state: Tensors, client_ids: Sequence[int]) -> Iterator[Outcome]:
+        """Let sites do a step; yield their outcomes in the order in which a local engine does.
+
+        The parameters are those of `pfedfda.engine.Engine.run`. The clients' own tensors stay with
+        them, ``step.states`` only tells the round of the last checkpoint; sites have their own
+        photographs for the corruption frost. After the last round they keep their models.
+        """
+        order = largest_first(client_ids, self.federation)
+        last = step.round == self.config.schedule.rounds
         job = Job(
-            kind=kind,
-            config=replace(self.config, methods={method.name: method}),
+            kind=step.kind,
+            config=replace(self.config, methods={step.method.name: step.method}),
             client_id=-1,
             num_clients=len(self.federation),
             class_names=self.federation.class_names,
             image_shape=self.federation.image_shape,
-            round=round_number,
-            checkpoint=states.checkpoint,
+            round=step.round,
+            checkpoint=step.states.checkpoint,
             run=self.federation.run,
-            keep_model=kind == "evaluate" and last and shift is None,
-            shift=shift,
+            keep_model=step.kind == "evaluate" and last and step.view is None,
+            shift=None if step.view is None else step.view.shift,
         )
         self.sites.refresh(self.federation.client_names)
         bytes_down: dict[int, int] = {}
@@ -129,14 +80,14 @@ class FlowerEngine:
             node = self.sites.node_of(self.federation.client_names[client_id])
             if node is None:
                 return None
-            message = method.message(state, client_id)
+            message = step.method.message(state, client_id)
             bytes_down[client_id] = num_bytes(message)
             return Message(
                 pack(message, settings=job_settings(replace(job, client_id=client_id))),
                 node,
-                MessageType.TRAIN if kind == "train" else MessageType.EVALUATE,
+                MessageType.TRAIN if step.kind == "train" else MessageType.EVALUATE,
                 ttl=self.timeout + GRACE,
-                group_id=str(round_number),
+                group_id=str(step.round),
             )
 
         window = max(2, min(256, MAX_WAITING_BYTES // max(num_bytes(state), 1)))
@@ -153,11 +104,11 @@ class FlowerEngine:
                     else:
                         replies.ask(asked, message)
                 for who, reply in replies.collect(wait=client_id not in arrived):
-                    arrived[who] = _outcome(kind, who, reply, bytes_down[who])
+                    arrived[who] = _outcome(step.kind, who, reply, bytes_down[who])
             yield arrived.pop(client_id)
 
 
-def _outcome(kind: JobKind, client_id: int, reply: Message | str, bytes_down: int) -> Outcome:
+def _outcome(kind: StepKind, client_id: int, reply: Message | str, bytes_down: int) -> Outcome:
     """Read an answer; nothing in it is trusted."""
     try:
         content = content_of(reply)

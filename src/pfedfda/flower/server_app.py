@@ -16,7 +16,6 @@ from pfedfda.flower.engine import FlowerEngine
 from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import Roster, agree, read_roster
 from pfedfda.flower.settings import RunSettings, ServerConfig, read_run_config
-from pfedfda.flower.site import make_task
 
 app = ServerApp()
 
@@ -62,8 +61,7 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
     if folder is not None:
         _wait_for(sites, roster, server)
     observer.say(roster.describe())
-    task = make_task(config, roster.image_shape, len(roster.class_names), len(roster))
-    task.initial_tensors()  # refuses a model that does not fit the images, before anything is made
+    task = config.task(roster.image_shape, len(roster.class_names), len(roster))
     engine = FlowerEngine(sites, roster, task, config, server.timeout)
     if folder is None:
         folder = make_folder(config.output, f"federation-{method.name}")

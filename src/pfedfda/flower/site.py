@@ -11,15 +11,17 @@ import numpy as np
 from torch import nn
 
 from pfedfda.data import ClientData, Federation, FederationConfig, prepare
-from pfedfda.data.shift import Shift, frost_photos
-from pfedfda.engine import ClientStates, Outcome, one_thread
-from pfedfda.engine.local import resolve_device
-from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind
+from pfedfda.data.shift import Shift
+from pfedfda.data.views import ShiftedView
+from pfedfda.engine import ClientStates, Outcome, Step, one_thread
+from pfedfda.engine.base import StepKind
+from pfedfda.engine.client import ClientRunner
+from pfedfda.engine.machine import resolve_device
 from pfedfda.errors import InputError
 from pfedfda.experiment.config import Config
 from pfedfda.files import flush, make_folders
 from pfedfda.flower.settings import SiteConfig, is_plain
-from pfedfda.methods import Client, Method, Personal, Task, Tensors, Update
+from pfedfda.methods import Method, Task, Tensors
 from pfedfda.models import Model, save_model
 
 
@@ -81,7 +83,7 @@ class Job:
         Corrupt the site's images in this way first, to see how a new client would fare.
     """
 
-    kind: JobKind
+    kind: StepKind
     config: Config
     client_id: int
     num_clients: int
@@ -101,22 +103,8 @@ class Job:
 
     @property
     def task(self) -> Task:
-        """What everybody knows."""
-        return make_task(self.config, self.image_shape, len(self.class_names), self.num_clients)
-
-
-def make_task(
-    config: Config, image_shape: tuple[int, int, int], num_classes: int, num_clients: int
-) -> Task:
-    """Return what server and sites know beforehand."""
-    return Task(
-        model=config.model,
-        image_shape=image_shape,
-        num_classes=num_classes,
-        num_clients=num_clients,
-        training=config.training,
-        seed=config.schedule.seed,
-    )
+        """Settings shared by the server and all sites."""
+        return self.config.task(self.image_shape, len(self.class_names), self.num_clients)
 
 
 class Site:
@@ -185,29 +173,24 @@ class Site:
         folder = self.site.folder / job.run
         states = ClientStates(folder / "states", job.checkpoint)
         states.prune([job.client_id], job.round - 1)
-        delivered = Delivered(job.method)
-        broadcast = Broadcast(
-            delivered,
-            message,
-            job.round,
-            states,
-            job.shift,
-            None if job.shift is None else frost_photos(self._config.data_dir),
-        )
-        device = resolve_device(self.site.device)
+        view = None
+        if job.shift is not None:
+            view = ShiftedView(job.shift, job.task.seed, self._config.data_dir)
+        step = Step(job.kind, job.method, job.round, states, view)
         with one_thread():
-            runner = ClientRunner(self._holding(job.class_names), job.task, device)
-            outcome = runner.run(job.kind, job.client_id, broadcast)
+            runner = ClientRunner(job.task, resolve_device(self.site.device))
+            data = self._data(job.class_names)
+            outcome = runner.run(step, job.client_id, data, lambda: message)
         if job.kind == "train" and states.folder.exists():
             # The server's next checkpoint counts on what the site has kept.
             states.flush([job.client_id])
             for place in (folder, self.site.folder):
                 flush(place)
-        if job.keep_model and delivered.personal is not None:
-            _keep_model(folder / "model", delivered.personal.model, job, outcome)
+        if job.keep_model and outcome.personal is not None:
+            _keep_model(folder / "model", outcome.personal.model, job, outcome)
         return outcome
 
-    def _holding(self, class_names: tuple[str, ...]) -> "Holding":
+    def _data(self, class_names: tuple[str, ...]) -> ClientData:
         """Return the site's images with labels in the numbering of the run."""
         own = self.federation.class_names
         unknown = [name for name in own if name not in class_names]
@@ -215,57 +198,9 @@ class Site:
             raise InputError(f"The run does not know the class {unknown[0]!r} of this site.")
         number = np.array([class_names.index(name) for name in own], dtype=np.int64)
         data = self.federation.client(self.index)
-        return Holding(
-            data._replace(
-                train_labels=number[data.train_labels], test_labels=number[data.test_labels]
-            )
+        return data._replace(
+            train_labels=number[data.train_labels], test_labels=number[data.test_labels]
         )
-
-
-@dataclass(frozen=True)
-class Holding:
-    """The images of the one client that is here, whatever its number."""
-
-    data: ClientData
-
-    def client(self, client_id: int) -> ClientData:
-        """Return the images."""
-        return self.data
-
-
-@dataclass(frozen=True)
-class Delivered(Method):
-    """A method at the site: the server has already made the message for this client."""
-
-    method: Method
-    seen: list[Personal] = field(default_factory=list)
-
-    @property
-    def personal(self) -> Personal | None:
-        """The personal model, after an evaluation."""
-        return self.seen[-1] if self.seen else None
-
-    def message(self, state: Tensors, client_id: int) -> Tensors:
-        """Return what came down."""
-        return state
-
-    def train(self, client: Client, message: Tensors) -> Update:
-        """Train as the method does."""
-        return self.method.train(client, message)
-
-    def personalize(self, client: Client, message: Tensors) -> Personal:
-        """Personalise as the method does, and remember the model."""
-        personal = self.method.personalize(client, message)
-        self.seen.append(personal)
-        return personal
-
-    def init(self, task: Task) -> Tensors:
-        """Refuse: the server's state is not here."""
-        raise NotImplementedError
-
-    def aggregate(self, state: Tensors, updates: Any) -> Tensors:
-        """Refuse: the server's state is not here."""
-        raise NotImplementedError
 
 
 def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedfda.data import Federation, prepare
 from pfedfda.data.hub import data_folder
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, one_thread
+from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step, one_thread
 from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.experiment.api import make_task
 from pfedfda.experiment.config import Config, write_config
@@ -270,12 +270,14 @@ def estimate(job: Job, observer: Observer) -> float:
     ):
         states = ClientStates(Path(folder))
         state = method.init(task)
-        list(engine.evaluate(method, state, some[:2], 1, states))  # starts the workers
+        train = Step("train", method, 1, states)
+        evaluate = replace(train, kind="evaluate")
+        list(engine.run(evaluate, state, some[:2]))  # starts the workers
         start = time.perf_counter()
-        outcomes = engine.train(method, state, participants, 1, states)
+        outcomes = engine.run(train, state, participants)
         state = method.aggregate(state, (o.update for o in outcomes if o.update is not None))
         trained = time.perf_counter()
-        list(engine.evaluate(method, state, some, 1, states))
+        list(engine.run(evaluate, state, some))
         evaluated = time.perf_counter()
     a_round = (trained - start) / len(participants)
     an_evaluation = (evaluated - trained) / len(some) * everybody

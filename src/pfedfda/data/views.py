@@ -1,0 +1,48 @@
+"""A federation seen differently: the same clients, with corrupted images."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfedfda.data.corruptions import corrupt
+from pfedfda.data.federation import ClientData
+from pfedfda.data.shift import Shift, frost_photos
+from pfedfda.seeding import numpy_generator
+
+
+@dataclass(frozen=True)
+class ShiftedView:
+    """All images of every client, corrupted in one way.
+
+    Parameters
+    ----------
+    shift
+        The corruption and its severity.
+    seed
+        Determines the noise, with the client and the corruption.
+    data_dir
+        The folder in which photographs for the corruption frost are looked for.
+    """
+
+    shift: Shift
+    seed: int
+    data_dir: Path | None = None
+
+    def of(self, client_id: int, data: ClientData) -> ClientData:
+        """Return the data of a client as they look in this view."""
+        name, severity = self.shift
+        random = numpy_generator("new-client", self.seed, client_id, name)
+        photos = _photos(self.data_dir)
+        return data._replace(
+            train_images=corrupt(data.train_images, name, severity, random, photos),
+            test_images=corrupt(data.test_images, name, severity, random, photos),
+        )
+
+
+@lru_cache(maxsize=1)
+def _photos(data_dir: Path | None) -> list[NDArray[np.uint8]] | None:
+    """Return the photographs of frost; a process reads them once."""
+    return frost_photos(data_dir)

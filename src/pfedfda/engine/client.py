@@ -1,0 +1,169 @@
+"""What happens at one client, in whatever process it runs."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import nn
+
+from pfedfda.data import ClientData
+from pfedfda.engine.base import Outcome, Step, StepKind, num_bytes
+from pfedfda.errors import PfedfdaError
+from pfedfda.methods import Client, Method, Samples, Task, Tensors, to_input
+from pfedfda.seeding import torch_generator
+
+EVALUATION_BATCH = 500
+
+
+def client_step(
+    kind: StepKind, method: Method, client: Client, message: Tensors, test: Samples | None = None
+) -> Outcome:
+    """Train a client, or personalise and test it.
+
+    Parameters
+    ----------
+    kind
+        Which of the two.
+    method
+        The method.
+    client
+        The client. After training, ``client.state`` is what it keeps.
+    message
+        What the server sent it.
+    test
+        Its test samples.
+    """
+    if kind == "train":
+        update = replace(method.train(client, message), client_id=client.client_id)
+        for name, tensor in client.state.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise FloatingPointError(f"its own tensor {name} is not finite")
+        return Outcome(
+            client.client_id,
+            update=update,
+            metrics=update.metrics,
+            seconds=client.seconds,
+            bytes_down=num_bytes(message),
+            bytes_up=num_bytes(update.tensors),
+        )
+    personal = method.personalize(client, message)
+    outcome = Outcome(
+        client.client_id, metrics=personal.metrics, seconds=client.seconds, personal=personal
+    )
+    if test is None:
+        return outcome
+    correct, loss = score(personal.model, test)
+    return replace(outcome, correct=correct, tested=len(test.labels), loss=loss)
+
+
+class ClientRunner:
+    """Plays one client after the other, with one scratch model.
+
+    Parameters
+    ----------
+    task
+        Settings shared by the server and all clients.
+    device
+        Where the networks run.
+    """
+
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.task = task
+        self.device = device
+        self.model = task.build_model().to(device)
+
+    def run(
+        self, step: Step, client_id: int, data: ClientData, receive: Callable[[], Tensors]
+    ) -> Outcome:
+        """Do a client's part in a step.
+
+        Whatever goes wrong at a client is its outcome; only what is wrong with the run is raised.
+
+        Parameters
+        ----------
+        step
+            What to do.
+        client_id
+            Who does it.
+        data
+            Its samples.
+        receive
+            Returns the message of the server.
+        """
+        try:
+            message = receive()
+            client, test = self._load(step, client_id, data)
+            outcome = client_step(step.kind, step.method, client, message, test)
+            if step.kind == "train" and client.state:
+                step.states.save(client_id, step.round, client.state)
+            return outcome
+        except PfedfdaError:
+            raise
+        except Exception as error:
+            failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Outcome(client_id, failure=failure, trace=traceback.format_exc())
+
+    def client(
+        self,
+        client_id: int,
+        round_number: int,
+        samples: Samples,
+        state: Tensors,
+        generator: torch.Generator,
+    ) -> Client:
+        """Return a client at work with the scratch model."""
+        self.model.train()
+        return Client(
+            client_id=client_id,
+            round=round_number,
+            task=self.task,
+            samples=samples,
+            state=state,
+            model=self.model,
+            generator=generator,
+        )
+
+    def samples(self, inputs: NDArray[np.uint8], labels: NDArray[np.int64]) -> Samples:
+        """Return samples on the device."""
+        # The copy takes the slice out of the mapped file, which is read-only.
+        return Samples(
+            torch.from_numpy(np.array(inputs)).to(self.device),
+            torch.from_numpy(np.array(labels)).to(self.device),
+        )
+
+    def _load(self, step: Step, client_id: int, data: ClientData) -> tuple[Client, Samples | None]:
+        """Return a client with its training samples and its state, and its test samples."""
+        if step.view is not None:
+            data = step.view.of(client_id, data)
+        # The kind is part of the generator's name: evaluating draws nothing that training sees.
+        client = self.client(
+            client_id,
+            step.round,
+            self.samples(data.train_images, data.train_labels),
+            step.states.load(client_id, before=step.round + (step.kind == "evaluate")),
+            torch_generator(step.kind, self.task.seed, step.round, client_id),
+        )
+        if step.kind == "train":
+            return client, None
+        return client, self.samples(data.test_images, data.test_labels)
+
+
+def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
+    """Return the number of correctly classified samples and the sum of the cross-entropy."""
+    model.eval()
+    hits, losses = [], []
+    with torch.inference_mode():
+        for images, labels in zip(
+            torch.split(samples.images, EVALUATION_BATCH),
+            torch.split(samples.labels, EVALUATION_BATCH),
+            strict=True,
+        ):
+            logits = model(to_input(images))
+            hits.append((logits.argmax(dim=1) == labels).sum())
+            losses.append(F.cross_entropy(logits, labels, reduction="sum"))
+    # An accelerator is asked once, at the end.
+    return sum(torch.stack(hits).tolist()), sum(torch.stack(losses).tolist())
