@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from pfedfda.data import Federation
+from pfedfda.data import CORRUPTIONS, Federation, FederationConfig, prepare
+from pfedfda.data.shift import Shift
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Outcome
 from pfedfda.engine import local as local_engine
 from pfedfda.errors import InputError, RunStoppedError
@@ -99,6 +100,23 @@ def test_order_is_largest_first_whoever_is_quicker(
         updates = run(engine, "slow first", ClientStates(tmp_path))
         assert [u.client_id for u in updates] == [1, 3, 4, 0, 2, 5]
         assert [u.tensors["id"].item() for u in updates] == [1, 3, 4, 0, 2, 5]
+
+
+def test_noise_of_new_clients_does_not_depend_on_the_share_of_training_images(
+    tiny_config: FederationConfig, task: Task, tmp_path: Path
+) -> None:
+    """FedAvg makes no use of a new client's training images, so its loss must be the same."""
+    losses = []
+    for share in (1.0, 0.5):
+        federation = prepare(replace(tiny_config, train_fraction=share))
+        with LocalEngine(federation, task, EngineConfig(workers=0)) as engine:
+            state, states = task.initial_tensors(), ClientStates(tmp_path)
+            for corruption in CORRUPTIONS:
+                shift = Shift(corruption, 3)
+                outcomes = list(engine.evaluate(FedAvg(), state, range(6), 1, states, shift))
+                losses.append([outcome.loss for outcome in outcomes])
+    half = len(CORRUPTIONS)
+    assert losses[:half] == losses[half:]
 
 
 def test_work_is_spread_over_persistent_processes(

@@ -88,6 +88,10 @@ class FederationConfig:
         corruption-severity pairs), or released (the ten pairs of the authors' program).
     shift_table
         A CSV file with the columns client, corruption, severity, in place of a named shift.
+    shift_version
+        2: training and test images are corrupted with random numbers of their own. 1: the numbers
+        of the test images follow those of the training images, so that the corrupted test images
+        depend on train-fraction; records of runs from before there was a version have this.
     partition_seed
         Determines the partition, the split, the fraction and the corruptions; 42 gives the authors'
         released partitions.
@@ -111,6 +115,7 @@ class FederationConfig:
     validation_share: float = 0.0
     shift: ShiftName = "none"
     shift_table: Path | None = None
+    shift_version: int = 2
     partition_seed: int = 42
 
     def __post_init__(self) -> None:
@@ -132,6 +137,8 @@ class FederationConfig:
             )
         if self.shift != "none" and self.shift_table is not None:
             raise InputError("Give either a shift or a shift-table, not both.")
+        if self.shift_version not in (1, 2):
+            raise InputError(f"shift-version is {self.shift_version}; it must be 1 or 2.")
         if not 0 < self.train_share < 1:
             raise InputError(f"train-share is {self.train_share}; it must lie between 0 and 1.")
         if not 0 < self.train_fraction <= 1:

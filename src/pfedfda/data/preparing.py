@@ -53,6 +53,8 @@ def prepare(
     settings = {name: v for name, v in asdict(config).items() if name not in of_source}
     if not config.validation_share:  # federations from before there was validation stay valid
         del settings["validation_share"]
+    if not _is_shifted(config):
+        del settings["shift_version"]
     frost = _frost_folder(config)
     determined_by = {
         "format": FORMAT,
@@ -95,7 +97,9 @@ def prepare(
 
     def write(folder: Path) -> None:
         photos = frost_photos(config.data_dir) if shifts else None
-        _write_images(folder, image_set, order, index, shifts, photos, report("writing images"))
+        _write_images(
+            folder, config, image_set, order, index, shifts, photos, report("writing images")
+        )
         np.save(folder / "labels.npy", image_set.labels[order])
         (folder / "index.json").write_text(json.dumps(index))
 
@@ -106,10 +110,13 @@ def prepare(
 def _frost_folder(config: FederationConfig) -> Path | None:
     """Return the folder with photographs of frost, if they are needed and there."""
     folder = data_folder(config.data_dir)
-    shifted = config.shift != "none" or config.shift_table is not None
-    if not shifted or folder is None or not (folder / "frost").is_dir():
+    if not _is_shifted(config) or folder is None or not (folder / "frost").is_dir():
         return None
     return folder / "frost"
+
+
+def _is_shifted(config: FederationConfig) -> bool:
+    return config.shift != "none" or config.shift_table is not None
 
 
 def _content(path: Path | None) -> str | None:
@@ -225,6 +232,7 @@ def _split(
 
 def _write_images(
     folder: Path,
+    config: FederationConfig,
     image_set: ImageSet,
     order: NDArray[np.int64],
     index: dict[str, Any],
@@ -244,8 +252,12 @@ def _write_images(
         start, stop = int(stops[client] - sizes[client]), int(stops[client])
         own = image_set.images[order[start:stop]]
         if client in shifts:
-            random = numpy_generator("shift", index["config"]["partition_seed"], client)
-            own = corrupt(own, *shifts[client], random, frost_photos)
+            # Validation images are training images, and are corrupted as such.
+            one_stream = config.shift_version == 1 or config.validation_share
+            cut = len(own) if one_stream else index["train"][client]
+            for part, use in ((own[:cut], ()), (own[cut:], ("test",))):
+                random = numpy_generator("shift", config.partition_seed, client, *use)
+                part[:] = corrupt(part, *shifts[client], random, frost_photos)
         images[start:stop] = own
 
     with ThreadPoolExecutor() as pool:  # numpy and Pillow work outside the interpreter lock

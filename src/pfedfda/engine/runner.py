@@ -185,15 +185,22 @@ class ClientRunner:
         )
 
     def _data(self, client_id: int, broadcast: Broadcast) -> ClientData:
-        """Return the client's images, corrupted if the broadcast says so."""
+        """Return the client's images, corrupted if the broadcast says so.
+
+        Test images have random numbers of their own: how many training images there are makes no
+        difference to them.
+        """
         data = self.federation.client(client_id)
         if broadcast.shift is None:
             return data
         name, severity = broadcast.shift
-        random = numpy_generator("new-client", self.task.seed, client_id, name)
+        train, test = (
+            numpy_generator("new-client", self.task.seed, client_id, name, *use)
+            for use in ((), ("test",))
+        )
         return data._replace(
-            train_images=corrupt(data.train_images, name, severity, random, broadcast.frost),
-            test_images=corrupt(data.test_images, name, severity, random, broadcast.frost),
+            train_images=corrupt(data.train_images, name, severity, train, broadcast.frost),
+            test_images=corrupt(data.test_images, name, severity, test, broadcast.frost),
         )
 
     def _samples(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Samples:
