@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from pfedfda.data.partition import MIN_CLIENT_SAMPLES
 from pfedfda.data.shift import ShiftName
+from pfedfda.data.store import read_hashes
 from pfedfda.errors import InputError
 
-FINGERPRINT_IMAGES = 256
 PartitionName = Literal[
     "auto", "iid", "dirichlet", "client-dirichlet", "shards", "group", "group-dirichlet"
 ]
@@ -225,14 +225,16 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """By which other images are noticed: who has how many, all labels, and some of the images.
+        """Content fingerprint: who has how many samples, and the hashes of images and labels.
 
-        Not the name of the folder, which holds where the source is.
+        Not the name of the folder or the index, which depend on where the source is.
         """
+        hashes = read_hashes(self.folder)
         digest = hashlib.blake2b(digest_size=16)
-        some = self.images[:: max(1, len(self.images) // FINGERPRINT_IMAGES)]
-        for array in (self.train_sizes, self.test_sizes, self.labels, some):
-            digest.update(np.ascontiguousarray(array).data)
+        for array in (self.train_sizes, self.test_sizes):
+            digest.update(array.data)
+        for name in ("images.npy", "labels.npy"):
+            digest.update(hashes[name].encode())
         return digest.hexdigest()
 
     @cached_property
