@@ -22,7 +22,7 @@ from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.methods import Client, Personal, Task, Tensors, TrainingConfig, Update
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.local import Local
-from pfedfda.models import ModelConfig
+from pfedfda.models import ModelConfig, model_tensors
 
 
 @pytest.fixture
@@ -55,6 +55,13 @@ class Scripted(FedAvg):
             raise ZeroDivisionError("one over nothing")
         if self.script == "slow first" and client.client_id == 0:
             time.sleep(0.3)
+        if self.script == "own weights":  # what the scratch model holds, and something left in it
+            start = model_tensors(client.model)
+            flags = [float(p.requires_grad and p.grad is None) for p in client.model.parameters()]
+            for parameter in client.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+                parameter.requires_grad_(False).add_(client.client_id + 1)
+            return Update(start | {"flags": torch.tensor(flags)}, 1.0)
         if self.script == "threads":
             return Update({"threads": torch.tensor([torch.get_num_threads()])}, 1.0)
         return Update({"id": torch.tensor([float(client.client_id)])}, 1.0)
@@ -412,3 +419,21 @@ def test_memory_is_kept_for_the_next_step() -> None:
         assert mallinfo().arena == grown
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_client_sees_what_another_left_in_the_model(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int
+) -> None:
+    """A method that forgets to load weights gives the same results for any number of workers."""
+    method, initial = Scripted(script="own weights"), task.initial_tensors()
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        states = ClientStates(tmp_path)
+        outcomes = list(engine.train(method, initial, range(len(tiny)), 1, states))
+    assert len(outcomes) == len(tiny)
+    for outcome in outcomes:
+        assert outcome.update is not None
+        held = dict(outcome.update.tensors)
+        assert held.pop("flags").all()
+        assert held.keys() == initial.keys()
+        assert all(torch.equal(held[name], initial[name]) for name in initial)
