@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from pfedfda.errors import InputError
 
@@ -119,6 +119,19 @@ def flush(path: Path) -> None:
         # A folder above ours may be closed to us, and some file systems cannot flush folders.
         if not folder or error.errno not in (errno.EACCES, errno.EINVAL, errno.EBADF):
             raise
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Take the space for a file before it is filled, so that a full disk is noticed at once.
+
+    Raise OSError if the space is not there. Where the system cannot reserve any, writing notices.
+    """
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
 
 
 def make_folders(path: Path) -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from pfedfda.data import Federation
+from pfedfda.data import CORRUPTIONS, Federation, FederationConfig, prepare
+from pfedfda.data.shift import Shift
+from pfedfda.data.views import ShiftedView
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Outcome, Step
 from pfedfda.engine import local as local_engine
 from pfedfda.engine.pool import Worker
@@ -22,7 +24,7 @@ from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.methods import Client, Personal, Task, Tensors, TrainingConfig, Update
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.local import Local
-from pfedfda.models import ModelConfig
+from pfedfda.models import ModelConfig, model_tensors
 
 
 @pytest.fixture
@@ -55,6 +57,13 @@ class Scripted(FedAvg):
             raise ZeroDivisionError("one over nothing")
         if self.script == "slow first" and client.client_id == 0:
             time.sleep(0.3)
+        if self.script == "own weights":  # what the scratch model holds, and something left in it
+            start = model_tensors(client.model)
+            flags = [float(p.requires_grad and p.grad is None) for p in client.model.parameters()]
+            for parameter in client.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+                parameter.requires_grad_(False).add_(client.client_id + 1)
+            return Update(start | {"flags": torch.tensor(flags)}, 1.0)
         if self.script == "threads":
             return Update({"threads": torch.tensor([torch.get_num_threads()])}, 1.0)
         return Update({"id": torch.tensor([float(client.client_id)])}, 1.0)
@@ -107,6 +116,24 @@ def test_order_is_largest_first_whoever_is_quicker(
         updates = run(engine, "slow first", ClientStates(tmp_path))
         assert [u.client_id for u in updates] == [1, 3, 4, 0, 2, 5]
         assert [u.tensors["id"].item() for u in updates] == [1, 3, 4, 0, 2, 5]
+
+
+def test_noise_of_new_clients_does_not_depend_on_the_share_of_training_images(
+    tiny_config: FederationConfig, task: Task, tmp_path: Path
+) -> None:
+    """FedAvg makes no use of a new client's training images, so its loss must be the same."""
+    losses = []
+    for share in (1.0, 0.5):
+        federation = prepare(replace(tiny_config, train_fraction=share))
+        with LocalEngine(federation, task, EngineConfig(workers=0)) as engine:
+            state, states = task.initial_tensors(), ClientStates(tmp_path)
+            for corruption in CORRUPTIONS:
+                view = ShiftedView(Shift(corruption, 3), task.seed)
+                step = Step("evaluate", FedAvg(), 1, states, view)
+                outcomes = list(engine.run(step, state, range(6)))
+                losses.append([outcome.loss for outcome in outcomes])
+    half = len(CORRUPTIONS)
+    assert losses[:half] == losses[half:]
 
 
 def test_work_is_spread_over_persistent_processes(
@@ -403,3 +430,22 @@ def test_memory_is_kept_for_the_next_step() -> None:
         assert mallinfo().arena == grown
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_client_sees_what_another_left_in_the_model(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int
+) -> None:
+    """A method that forgets to load weights gives the same results for any number of workers."""
+    method, initial = Scripted(script="own weights"), task.initial_tensors()
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        states = ClientStates(tmp_path)
+        step = Step("train", method, 1, states)
+        outcomes = list(engine.run(step, initial, range(len(tiny))))
+    assert len(outcomes) == len(tiny)
+    for outcome in outcomes:
+        assert outcome.update is not None
+        held = dict(outcome.update.tensors)
+        assert held.pop("flags").all()
+        assert held.keys() == initial.keys()
+        assert all(torch.equal(held[name], initial[name]) for name in initial)

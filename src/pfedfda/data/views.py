@@ -32,13 +32,20 @@ class ShiftedView:
     data_dir: Path | None = None
 
     def of(self, client_id: int, data: ClientData) -> ClientData:
-        """Return the data of a client as they look in this view."""
+        """Return the data of a client as they look in this view.
+
+        Test images have random numbers of their own: how many training images there are makes no
+        difference to them.
+        """
         name, severity = self.shift
-        random = numpy_generator("new-client", self.seed, client_id, name)
+        train, test = (
+            numpy_generator("new-client", self.seed, client_id, name, *use)
+            for use in ((), ("test",))
+        )
         photos = _photos(self.data_dir)
         return data._replace(
-            train_images=corrupt(data.train_images, name, severity, random, photos),
-            test_images=corrupt(data.test_images, name, severity, random, photos),
+            train_images=corrupt(data.train_images, name, severity, train, photos),
+            test_images=corrupt(data.test_images, name, severity, test, photos),
         )
 
 

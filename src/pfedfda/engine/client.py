@@ -75,6 +75,7 @@ class ClientRunner:
         self.task = task
         self.device = device
         self.model = task.build_model().to(device)
+        self._initial = {name: t.clone() for name, t in self.model.state_dict().items()}
 
     def run(
         self, step: Step, client_id: int, data: ClientData, receive: Callable[[], Tensors]
@@ -116,7 +117,7 @@ class ClientRunner:
         generator: torch.Generator,
     ) -> Client:
         """Return a client at work with the scratch model."""
-        self.model.train()
+        self._reset_model()
         return Client(
             client_id=client_id,
             round=round_number,
@@ -134,6 +135,17 @@ class ClientRunner:
             torch.from_numpy(np.array(inputs)).to(self.device),
             torch.from_numpy(np.array(labels)).to(self.device),
         )
+
+    def _reset_model(self) -> None:
+        """Give the scratch model its initial weights again, whatever the last client left in it.
+
+        Which client was the last one depends on the number of workers. A method that forgets to
+        load something must not, so that its results do not either. It takes less than a thousandth
+        of the time of training.
+        """
+        self.model.load_state_dict(self._initial)
+        self.model.zero_grad()
+        self.model.train().requires_grad_(True)
 
     def _load(self, step: Step, client_id: int, data: ClientData) -> tuple[Client, Samples | None]:
         """Return a client with its training samples and its state, and its test samples."""

@@ -154,7 +154,8 @@ class RunWriter:
         if checkpoint.about.get("federation", "") not in ("", self.about["federation"]):
             raise InputError(
                 f"The checkpoint in {self.folder} was made with other images than those that its "
-                f"config.toml leads to now; bring them back, or start a new run."
+                f"config.toml leads to now, or by an older pfedfda; bring them back, or start a "
+                f"new run."
             )
         for name, tensor in initial.items():
             saved = checkpoint.state.get(name)

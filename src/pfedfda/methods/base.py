@@ -133,7 +133,8 @@ class Client:
         The client's own tensors, which outlive the round; the server never sees them. A method
         changes them in `Method.train`; changes in `Method.personalize` are not kept.
     model
-        A scratch model on the device; its weights are whatever the last client left.
+        A scratch model on the device, with the initial weights. Load all that is used of it:
+        ``pfedfda check-method`` fills it with NaN to find what was not.
     generator
         The source of randomness for this client in this round.
     seconds
