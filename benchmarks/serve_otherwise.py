@@ -27,9 +27,9 @@ from pfedfda.engine import one_thread
 from pfedfda.engine.runner import Broadcast, ClientRunner
 from pfedfda.engine.states import ClientStates
 from pfedfda.errors import PfedfdaError
-from pfedfda.experiment.config import checked_fields, read_config
 from pfedfda.experiment.personal import load_finished
 from pfedfda.methods import Method, find_method
+from pfedfda.runs.config import checked_fields, read_config
 from search import read_settings
 
 

@@ -7,9 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedfda.engine import one_thread
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
-from pfedfda.experiment.config import Config, read_config
 from pfedfda.experiment.observers import Observer, PlainObserver
-from pfedfda.experiment.results import RunResult, is_complete, load_run, make_folder
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import refuse_links
 from pfedfda.flower.engine import FlowerEngine
@@ -17,6 +15,8 @@ from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import Roster, agree, read_roster
 from pfedfda.flower.settings import RunSettings, ServerConfig, read_run_config
 from pfedfda.flower.site import make_task
+from pfedfda.runs import RunResult, is_complete, load_run, make_folder
+from pfedfda.runs.config import Config, read_config
 
 app = ServerApp()
 

@@ -16,11 +16,11 @@ from pfedfda.engine import ClientStates, Outcome, one_thread
 from pfedfda.engine.local import resolve_device
 from pfedfda.engine.runner import Broadcast, ClientRunner, JobKind
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import Config
 from pfedfda.files import flush, make_folders
 from pfedfda.flower.settings import SiteConfig, is_plain
 from pfedfda.methods import Client, Method, Personal, Task, Tensors, Update
 from pfedfda.models import Model, save_model
+from pfedfda.runs.config import Config
 
 
 @dataclass(frozen=True)
