@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pfedfda.data import Federation, FederationConfig, prepare
-from pfedfda.experiment.config import make_config
+from pfedfda.runs.config import make_config
 
 
 class Counts(NamedTuple):

@@ -29,11 +29,11 @@ from pfedfda.data.sources import Digits
 from pfedfda.data.store import is_intact, write_hashes
 from pfedfda.engine import EngineConfig, LocalEngine, one_thread
 from pfedfda.experiment.api import make_task
-from pfedfda.experiment.config import Config, ScheduleConfig
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.rounds import Run
 from pfedfda.methods import find_method
-from pfedfda.report.federation import write_federation_file
+from pfedfda.runs import write_class_counts
+from pfedfda.runs.config import Config, ScheduleConfig
 
 TRAIN, TEST = 10, 2
 SAMPLE_SECONDS = 0.01
@@ -82,7 +82,7 @@ def run_rounds_on_demand(
     config = Config({name: method}, schedule=schedule)
     task = make_task(config, federation)
     with LocalEngine(federation, task, EngineConfig(workers)) as engine, one_thread():
-        write_federation_file(federation, output)
+        write_class_counts(federation, output)
         (output / "checkpoint").mkdir()
         run = Run(method, config, engine, output, Observer())
         for number in iter(connection.recv, None):

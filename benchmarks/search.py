@@ -21,8 +21,8 @@ from typing import Any
 
 from pfedfda.errors import RunStoppedError
 from pfedfda.experiment import load_run, run
-from pfedfda.experiment.config import checked_fields
 from pfedfda.methods import Method, find_method
+from pfedfda.runs.config import checked_fields
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "search.csv"

@@ -27,9 +27,9 @@ from pfedfda.data import prepare
 from pfedfda.engine import ClientStates, Step, one_thread
 from pfedfda.engine.client import ClientRunner
 from pfedfda.errors import PfedfdaError
-from pfedfda.experiment.config import checked_fields, read_config
 from pfedfda.experiment.personal import load_finished
 from pfedfda.methods import Method, find_method
+from pfedfda.runs.config import checked_fields, read_config
 from search import read_settings
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from pfedfda.data import Federation, prepare
 from pfedfda.data.store import write_hashes
 from pfedfda.experiment import compare
-from pfedfda.experiment.config import make_config
+from pfedfda.runs.config import make_config
 from pfedfda.seeding import numpy_generator
 
 GREY = 128

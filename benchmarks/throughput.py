@@ -42,12 +42,12 @@ from pfedfda.data.store import write_hashes
 from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, machine, one_thread
 from pfedfda.engine import client as engine_client
 from pfedfda.experiment import rounds
-from pfedfda.experiment.config import make_config
 from pfedfda.experiment.observers import Observer
 from pfedfda.gaussian import bayes_classifier, estimate_statistics
 from pfedfda.methods import Task, TrainingConfig, base, fedavg, find_method, pfedfda, training
 from pfedfda.methods.training import MomentumSGD, to_input
 from pfedfda.models import ModelConfig
+from pfedfda.runs.config import make_config
 
 METHODS = ("fedavg", "pfedfda", "pfedfda-paper")
 SHAPES = {"cifar-cnn": (32, 32, 3), "emnist-cnn": (28, 28, 1), "resnet18": (64, 64, 3)}

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from tests.flower.loopback import Loopback
 
-from pfedfda.experiment.results import load_run
 from pfedfda.flower.project import init
 from pfedfda.paper.communication import communication_load
+from pfedfda.runs import load_run
 
 CLASSES = 100
 ROUNDS = 4

@@ -11,7 +11,7 @@ import pytest
 
 from pfedfda.cli import main
 from pfedfda.experiment import load_run
-from pfedfda.experiment.config import read_config
+from pfedfda.runs.config import read_config
 from tests.conftest import write_image
 
 TINY = ["--partition", "client-dirichlet", "--clients", "6", "--samples", "8", "--workers", "0"]

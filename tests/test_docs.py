@@ -143,7 +143,7 @@ def test_the_page_of_results_says_what_the_results_say() -> None:
 
 def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:
     """The demo's federation exists and has the many small clients it promises."""
-    from pfedfda.experiment.config import read_config
+    from pfedfda.runs.config import read_config
 
     config = read_config(ROOT / "examples" / "demo.toml")
     federation = prepare(config.federation, cache=tmp_path)

@@ -4,14 +4,13 @@ Many clients with small, different image sets train one feature extractor togeth
 ends with a classifier fitted to its own data.
 """
 
-__version__ = "0.1.0"
-
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
 from pfedfda.experiment.personal import PersonalModel, personalize
 from pfedfda.methods import Method, all_methods, find_method, register
 from pfedfda.models import load_model
+from pfedfda.version import __version__
 
 __all__ = [
     "Comparison",

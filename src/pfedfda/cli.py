@@ -14,13 +14,27 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-import pfedfda
 from pfedfda.data import FEDERATIONS, PARTITIONS, SOURCES, FederationConfig, prepare
 from pfedfda.data.shift import frost_photos
 from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, PfedfdaError, printable, unknown
 from pfedfda.experiment.api import compare_config, run_config, same_settings
-from pfedfda.experiment.config import (
+from pfedfda.experiment.observers import choose_observer
+from pfedfda.experiment.personal import personalize
+from pfedfda.experiment.rounds import InterruptedRunError
+from pfedfda.flower.project import federate
+from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.methods.registry import load_method_file
+from pfedfda.report import write_report
+from pfedfda.report.federation import clients_table, draw_figures, summary_table
+from pfedfda.report.paper_table import build_paper_table
+from pfedfda.runs import is_complete
+from pfedfda.runs.comparison import (
+    build_new_clients_table,
+    build_table,
+    plain_console,
+)
+from pfedfda.runs.config import (
     GROUPS,
     Config,
     change,
@@ -29,21 +43,7 @@ from pfedfda.experiment.config import (
     named_federation,
     read_config,
 )
-from pfedfda.experiment.observers import choose_observer
-from pfedfda.experiment.personal import personalize
-from pfedfda.experiment.results import is_complete
-from pfedfda.experiment.rounds import InterruptedRunError
-from pfedfda.flower.project import federate
-from pfedfda.methods import all_methods, expand_names, find_method
-from pfedfda.methods.registry import load_method_file
-from pfedfda.report import write_report
-from pfedfda.report.federation import clients_table, draw_figures, summary_table
-from pfedfda.report.table import (
-    build_new_clients_table,
-    build_paper_table,
-    build_table,
-    plain_console,
-)
+from pfedfda.version import __version__
 
 USAGE = """\
 usage: pfedfda COMMAND [options]
@@ -136,7 +136,7 @@ def _dispatch(words: list[str]) -> int:
         print(USAGE, end="")
         return 0
     if words[0] in ("-V", "--version"):
-        print(f"pfedfda {pfedfda.__version__}")
+        print(f"pfedfda {__version__}")
         return 0
     if words[0] not in commands:
         raise unknown("command", words[0], commands)

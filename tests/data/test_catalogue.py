@@ -6,7 +6,7 @@ import pytest
 from pfedfda.data import FEDERATIONS, FederationConfig, digit5, open_source, prepare
 from pfedfda.data.sources import ImageSet
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import make_config
+from pfedfda.runs.config import make_config
 from tests.conftest import write_image
 
 

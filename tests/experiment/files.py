@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pfedfda.experiment.checkpoint import read_checkpoint
+from pfedfda.runs.checkpoint import read_checkpoint
 
 # What a run may differ in although its results are the same: how long it took, and where.
 OF_THE_MACHINE = ("seconds", "machine", "log_sizes")

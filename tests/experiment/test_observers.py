@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from pfedfda.experiment import observers
-from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.observers import PlainObserver
 from pfedfda.methods.local import Local
+from pfedfda.runs.accuracy import Accuracy
 
 Advance = Callable[[float], None]
 ACCURACY = Accuracy.of([1], [2])

@@ -11,8 +11,8 @@ import pytest
 
 from pfedfda import FederationConfig, compare, resume, run
 from pfedfda.experiment import rounds
-from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint
-from pfedfda.experiment.config import OutputConfig, read_config
+from pfedfda.runs.checkpoint import Checkpoint, read_checkpoint
+from pfedfda.runs.config import OutputConfig, read_config
 from tests.experiment.files import comparable_files
 from tests.power import CUTS, Disk
 

@@ -19,11 +19,11 @@ from pfedfda import FederationConfig, InputError, Method, RunStoppedError, compa
 from pfedfda.cli import main
 from pfedfda.data import prepare
 from pfedfda.experiment import rounds
-from pfedfda.experiment.checkpoint import sole_use
-from pfedfda.experiment.results import is_complete
 from pfedfda.methods import Client, Tensors, Update, all_methods, registry
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
+from pfedfda.runs import is_complete
+from pfedfda.runs.checkpoint import sole_use
 from tests.conftest import write_image
 from tests.experiment.files import comparable_files
 

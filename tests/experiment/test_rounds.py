@@ -9,13 +9,13 @@ import torch
 
 from pfedfda import FederationConfig, InputError, RunStoppedError, compare, load_run, run
 from pfedfda.cli import main
-from pfedfda.experiment.config import read_config
 from pfedfda.experiment.rounds import draw_participants
 from pfedfda.methods import Client, Tensors, Update
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 from pfedfda.methods.local import Local
 from pfedfda.methods.pfedme import PFedMe
+from pfedfda.runs.config import read_config
 from tests.experiment.files import comparable_files, final_state
 
 

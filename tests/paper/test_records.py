@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedfda.experiment.accuracy import Accuracy
-from pfedfda.experiment.results import RunResult
 from pfedfda.paper.records import (
     difference,
     make_record,
@@ -22,6 +20,8 @@ from pfedfda.paper.records import (
     write_record,
 )
 from pfedfda.paper.suites import Need, differences
+from pfedfda.runs import RunResult
+from pfedfda.runs.accuracy import Accuracy
 
 ROOT = Path(__file__).parent.parent.parent
 TESTED = [3, 7, 10, 49, 1000]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pfedfda.cli import main
-from pfedfda.experiment.results import load_run
 from pfedfda.methods import Client, Tensors, Update, all_methods, registry
 from pfedfda.methods.fedavg import FedAvgFT
 from pfedfda.paper import published_table, suites
 from pfedfda.paper.records import matching, read_records
 from pfedfda.paper.reproduce import tables_of_records
+from pfedfda.runs import load_run
 from tests.conftest import write_image
 
 WORDS = ["reproduce", "table1", "--columns", "cifar10-s@25", "--rounds", "2", "--workers", "0"]

@@ -4,7 +4,6 @@ import pytest
 
 from pfedfda.data import FEDERATIONS
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import Config, make_config
 from pfedfda.methods import all_methods, find_method
 from pfedfda.paper import METHOD_SETTINGS, TABLES, federation_settings, table_settings
 from pfedfda.paper.settings import (
@@ -13,6 +12,7 @@ from pfedfda.paper.settings import (
     TABLE_SETTINGS,
     TUNED_OVER,
 )
+from pfedfda.runs.config import Config, make_config
 
 RUNS = [
     (key, federation) for key, table in TABLE_SETTINGS.items() for federation in table.federations
@@ -48,6 +48,8 @@ def test_the_catalogue_has_the_papers_settings() -> None:
             else:
                 assert setting == "model" or COMMON[setting] == value
     assert set(FEDERATION_SETTINGS) == set(FEDERATIONS)
+    for name, settings in FEDERATION_SETTINGS.items():  # each is held once
+        assert not set(settings) & set(FEDERATIONS[name][1])
 
 
 def test_a_column_differs_from_its_neighbour_in_what_its_key_says() -> None:

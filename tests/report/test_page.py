@@ -13,9 +13,9 @@ from PIL import Image
 from pfedfda.data import Federation
 from pfedfda.errors import InputError
 from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
-from pfedfda.report.federation import write_federation_file
 from pfedfda.report.page import render
 from pfedfda.report.runs import mean_runs, read_groups
+from pfedfda.runs import write_class_counts
 from tests.report.fake_runs import change_summary, write_comparison, write_run
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -306,7 +306,7 @@ def test_paper_numbers_stand_beside_ours(tmp_path: Path) -> None:
 def test_class_counts_are_those_of_the_training_labels(tiny: Federation, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", clients=len(tiny))
     assert "Who holds what" not in page_of(folder).text
-    write_federation_file(tiny, folder)
+    write_class_counts(tiny, folder)
     (group,) = read_groups([folder])
     assert group.counts is not None
     assert [sum(row) for row in group.counts.counts] == tiny.train_sizes.tolist()

@@ -11,14 +11,14 @@ from rich.console import Console
 from pfedfda.cli import main
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.errors import printable
-from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.observers import PlainObserver, TerminalObserver
 from pfedfda.methods.local import Local
 from pfedfda.report import PaperCell, PaperRow, PaperTable
 from pfedfda.report.federation import clients_table, summary_table
-from pfedfda.report.table import (
+from pfedfda.report.paper_table import build_paper_table
+from pfedfda.runs.accuracy import Accuracy
+from pfedfda.runs.comparison import (
     build_new_clients_table,
-    build_paper_table,
     build_table,
     comparison_table,
     plain_console,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pfedfda.cli import main
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import GROUPS, read_config
+from pfedfda.runs.config import GROUPS, read_config
 from tests.untrusted.refusals import is_refused
 
 pytestmark = pytest.mark.timeout(120)

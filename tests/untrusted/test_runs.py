@@ -18,8 +18,8 @@ from pfedfda.cli import main
 from pfedfda.data import Federation, prepare
 from pfedfda.engine import ClientStates
 from pfedfda.errors import InputError
-from pfedfda.experiment.checkpoint import _digest, read_checkpoint
 from pfedfda.experiment.personal import load_finished
+from pfedfda.runs.checkpoint import _digest, read_checkpoint
 from tests.untrusted.refusals import JSON_VALUES, damaged, is_refused, little_memory
 
 pytestmark = pytest.mark.timeout(120)

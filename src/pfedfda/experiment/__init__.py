@@ -1,9 +1,9 @@
 """Experiments: configuration, the round loop, and results on disk."""
 
-from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.api import Comparison, compare, resume, run
-from pfedfda.experiment.config import Config, ScheduleConfig, read_config, write_config
-from pfedfda.experiment.results import RunResult, load_run
+from pfedfda.runs import RunResult, load_run
+from pfedfda.runs.accuracy import Accuracy
+from pfedfda.runs.config import Config, ScheduleConfig, read_config, write_config
 
 __all__ = [
     "Accuracy",

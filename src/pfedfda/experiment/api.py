@@ -10,20 +10,19 @@ from typing import Any
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.engine import EngineConfig, LocalEngine, one_thread
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, shown
-from pfedfda.experiment.config import Config, make_config, read_config, write_config
 from pfedfda.experiment.observers import Observer, choose_observer
-from pfedfda.experiment.results import (
+from pfedfda.experiment.rounds import run_rounds
+from pfedfda.files import make_folders, refuse_links, write_text
+from pfedfda.methods import Method, Task, expand_names, find_method
+from pfedfda.runs import (
     RunResult,
     is_complete,
     load_run,
     make_folder,
-    write_csv,
+    write_class_counts,
 )
-from pfedfda.experiment.rounds import run_rounds
-from pfedfda.files import make_folders, refuse_links, write_text
-from pfedfda.methods import Method, Task, expand_names, find_method
-from pfedfda.report.federation import write_federation_file
-from pfedfda.report.table import COLUMNS, comparison_table
+from pfedfda.runs.comparison import comparison_table, write_comparison
+from pfedfda.runs.config import Config, make_config, read_config, write_config
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,10 @@ class Comparison:
 
     def __str__(self) -> str:
         return comparison_table([result.summary for result in self.results])
+
+    def write(self) -> None:
+        """Write the table as ``comparison.csv``."""
+        write_comparison(self.folder, [result.summary for result in self.results])
 
 
 def run(
@@ -129,7 +132,7 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     federation, task = _prepare(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
-        write_federation_file(federation, folder)
+        write_class_counts(federation, folder)
         with _saying_how_to_go_on("run", folder, config):
             return run_rounds(method, config, engine, folder, observer)
 
@@ -152,7 +155,7 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, name)
         write_text(folder / "config.toml", write_config(config))
-        write_federation_file(federation, folder)
+        write_class_counts(federation, folder)
         comparison = Comparison(folder, [])
         for method_name, method in config.methods.items():
             subfolder = folder / method.name
@@ -173,9 +176,9 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
                     observer.say(str(comparison))  # what there is so far
                 raise
             comparison.results.append(result)
-            _write_table(comparison)
+            comparison.write()
         if comparison.results:
-            _write_table(comparison)  # a kill may have come between the last run and its line
+            comparison.write()  # a kill may have come between the last run and its line
     return comparison
 
 
@@ -262,12 +265,3 @@ def _stem(config: Config) -> str:
     name = config.federation.source.removeprefix("folder:").removeprefix("hub:")
     shifted = config.federation.shift != "none" or config.federation.shift_table is not None
     return (Path(name).stem or "run") + ("-s" if shifted else "")
-
-
-def _write_table(comparison: Comparison) -> None:
-    """Write the table of a comparison as CSV, with full precision."""
-    rows = []
-    for result in comparison.results:
-        values = {**result.summary, "seconds": result.summary["seconds"]["total"]}
-        rows.append([values[column] for column in COLUMNS])
-    write_csv(comparison.folder / "comparison.csv", COLUMNS, rows)

@@ -18,8 +18,8 @@ from rich.progress import (
 )
 
 from pfedfda.errors import printable
-from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.methods import Method
+from pfedfda.runs.accuracy import Accuracy
 
 SECONDS_PER_LINE, ROUNDS_PER_LINE = 10.0, 10  # at most, without a terminal
 

@@ -13,13 +13,13 @@ from pfedfda.data.decoding import with_channels
 from pfedfda.engine.client import ClientRunner, client_step, score
 from pfedfda.engine.machine import one_thread, resolve_device
 from pfedfda.errors import InputError, PfedfdaError, shown
-from pfedfda.experiment.checkpoint import read_checkpoint
-from pfedfda.experiment.config import OutputConfig, read_config
-from pfedfda.experiment.results import make_folder
 from pfedfda.files import inside, make_folders, refuse_link
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
+from pfedfda.runs import make_folder
+from pfedfda.runs.checkpoint import read_checkpoint
+from pfedfda.runs.config import OutputConfig, read_config
 from pfedfda.seeding import numpy_generator, torch_generator
 
 

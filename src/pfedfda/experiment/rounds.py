@@ -17,16 +17,15 @@ from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
 from pfedfda.engine import Engine, Outcome, Step
 from pfedfda.errors import DivergedRunError, InputError, PfedfdaError, RunStoppedError
-from pfedfda.experiment.accuracy import Accuracy
-from pfedfda.experiment.checkpoint import Checkpoint, sole_use
 from pfedfda.experiment.checks import fault_of
-from pfedfda.experiment.config import Config
 from pfedfda.experiment.observers import Observer
-from pfedfda.experiment.results import RunResult, RunWriter
 from pfedfda.methods import Method, Tensors, Update
+from pfedfda.runs import RunResult, RunWriter
+from pfedfda.runs.accuracy import Accuracy
+from pfedfda.runs.checkpoint import Checkpoint, sole_use
+from pfedfda.runs.config import NEW_CLIENT_SEVERITY, Config
 from pfedfda.seeding import torch_generator
 
-NEW_CLIENT_SEVERITY = 3
 CHECKPOINT_SECONDS = 60.0
 MIN_FAILURES = 10
 
@@ -157,7 +156,7 @@ class Run:
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
         self.writer = RunWriter(folder, config, method, engine.task, engine.federation)
         initial = method.init(engine.task)
-        checkpoint = self.writer.take_up(initial)
+        checkpoint = self.writer.resume(initial)
         if checkpoint is None:
             checkpoint = Checkpoint(0, initial)
             self.writer.write_checkpoint(checkpoint)

@@ -10,13 +10,13 @@ from flwr.app import Message, MessageType
 from pfedfda.engine import Outcome, Step
 from pfedfda.engine.base import StepKind, largest_first, num_bytes
 from pfedfda.errors import PfedfdaError
-from pfedfda.experiment.config import Config
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
 from pfedfda.flower.jobs import job_settings
 from pfedfda.flower.records import MalformedError, metrics_of, pack, tensors_of
 from pfedfda.flower.roster import Roster
 from pfedfda.flower.site import Job
 from pfedfda.methods import Task, Tensors, Update
+from pfedfda.runs.config import Config
 
 MAX_METRICS = 100
 MAX_WAITING_BYTES = 2**30

@@ -9,11 +9,11 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from pfedfda.errors import PfedfdaError, RunStoppedError
-from pfedfda.experiment.config import Config
 from pfedfda.flower.jobs import read_description
 from pfedfda.flower.records import FAILURE, SETTINGS, MalformedError, pack, settings_of
 from pfedfda.flower.settings import to_settings
 from pfedfda.flower.site import Description
+from pfedfda.runs.config import Config
 
 MAX_FAILURE = 300
 DESCRIBE_TIMEOUT = 300.0

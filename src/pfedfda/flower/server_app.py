@@ -7,15 +7,15 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedfda.engine import one_thread
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
-from pfedfda.experiment.config import Config, read_config
 from pfedfda.experiment.observers import Observer, PlainObserver
-from pfedfda.experiment.results import RunResult, is_complete, load_run, make_folder
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import refuse_links
 from pfedfda.flower.engine import FlowerEngine
 from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import Roster, agree, read_roster
 from pfedfda.flower.settings import RunSettings, ServerConfig, read_run_config
+from pfedfda.runs import RunResult, is_complete, load_run, make_folder
+from pfedfda.runs.config import Config, read_config
 
 app = ServerApp()
 

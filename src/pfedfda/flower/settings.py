@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import GROUPS, Config, from_mapping, make_config
 from pfedfda.methods import find_method
+from pfedfda.runs.config import GROUPS, Config, from_mapping, make_config
 
 Scalar = bool | int | float | str
 TRAVELLING = ("federation", "model", "training", "schedule")

@@ -18,11 +18,11 @@ from pfedfda.engine.base import StepKind
 from pfedfda.engine.client import ClientRunner
 from pfedfda.engine.machine import resolve_device
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import Config
 from pfedfda.files import flush, make_folders
 from pfedfda.flower.settings import SiteConfig, is_plain
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.models import Model, save_model
+from pfedfda.runs.config import Config
 
 
 @dataclass(frozen=True)

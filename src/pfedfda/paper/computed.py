@@ -5,7 +5,6 @@ from pathlib import Path
 from rich.table import Table
 
 from pfedfda.data import prepare
-from pfedfda.experiment.config import make_config
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.files import inside
 from pfedfda.paper.communication import paper_loads
@@ -14,7 +13,8 @@ from pfedfda.paper.published import published_table
 from pfedfda.paper.settings import federation_settings
 from pfedfda.paper.theorem import simulate_theorem
 from pfedfda.report.federation import draw_figures, summary_table
-from pfedfda.report.table import plain_console
+from pfedfda.runs.comparison import plain_console
+from pfedfda.runs.config import make_config
 
 
 def show(key: str, data_dir: Path | None, output: Path) -> int:

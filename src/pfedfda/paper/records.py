@@ -1,6 +1,5 @@
 """Records: what is kept of a run for the tables, a small JSON file that can be committed."""
 
-import csv
 import json
 import math
 import re
@@ -13,29 +12,27 @@ import numpy as np
 
 from pfedfda.data.shift import frost_photos
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import Config
-from pfedfda.experiment.results import RunResult
-from pfedfda.files import csv_text, make_folders, write_text
+from pfedfda.files import make_folders, write_text
 from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
+from pfedfda.runs import ACCURACIES, ClientRow, RunResult
+from pfedfda.runs.config import Config
+from pfedfda.runs.layout import CLIENTS, TRAFFIC_PER_ROUND
 
 FORMAT = 3
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-SUMMARY = (
+KEPT = (
     "status",
     "reason",
     "rounds",
-    "mean_accuracy",
-    "std_accuracy",
-    "weighted_accuracy",
-    "worst_tenth_accuracy",
+    *ACCURACIES,
     "new_clients",
     "failures",
-    "bytes_up_per_round",
-    "bytes_down_per_round",
+    *TRAFFIC_PER_ROUND,
     "seconds",
     "machine",
 )
+"""What a record keeps of ``summary.json``."""
 
 
 def record_name(need: Need, rounds: int, seed: int) -> str:
@@ -49,8 +46,7 @@ def record_name(need: Need, rounds: int, seed: int) -> str:
 
 def make_record(need: Need, config: Config, result: RunResult) -> dict[str, Any]:
     """Return the record of a run from its files and the settings that it was made with."""
-    with (result.folder / "clients.csv").open(newline="") as file:
-        clients = list(csv.DictReader(file))
+    clients = result.clients
     record: dict[str, Any] = {
         "format": FORMAT,
         "need": _plain(need),
@@ -58,9 +54,9 @@ def make_record(need: Need, config: Config, result: RunResult) -> dict[str, Any]
         **settings_of(config),
         "federation": {
             "clients": len(clients),
-            "domains": sorted({csv_text(row["domain"]) for row in clients if row.get("domain")}),
-            "train_samples": sum(int(row["train_samples"]) for row in clients),
-            "test_samples": sum(int(row["test_samples"]) for row in clients),
+            "domains": sorted({row.domain for row in clients if row.domain}),
+            "train_samples": sum(row.train_samples or 0 for row in clients),
+            "test_samples": sum(row.test_samples or 0 for row in clients),
             "frost": _frost(config),
         },
         "by_client": _by_client(clients, result.folder),
@@ -70,7 +66,7 @@ def make_record(need: Need, config: Config, result: RunResult) -> dict[str, Any]
             for line in result.metrics
         ],
     }
-    return record | {name: result.summary[name] for name in SUMMARY if name in result.summary}
+    return record | {name: result.summary[name] for name in KEPT if name in result.summary}
 
 
 def settings_of(config: Config) -> dict[str, Any]:
@@ -96,27 +92,29 @@ def _frost(config: Config) -> str | None:
     return "drawn" if frost_photos(config.federation.data_dir) is None else "photographs"
 
 
-def _by_client(clients: list[dict[str, str]], folder: Path) -> dict[str, list[int]]:
+def _by_client(clients: list[ClientRow], folder: Path) -> dict[str, list[int]]:
     """Return every client's number, test samples and how many of them were classified correctly."""
-    tested = [int(row["test_samples"]) for row in clients]
-    accuracies = [float(row["accuracy"]) for row in clients]
-    correct = [round(value * size) for value, size in zip(accuracies, tested, strict=True)]
-    for value, right, size in zip(accuracies, correct, tested, strict=True):
-        if right / size != value:
+    counts: dict[str, list[int]] = {"client": [], "tested": [], "correct": []}
+    for row in clients:
+        size, value = row.test_samples or 0, row.accuracy or 0.0
+        correct = round(value * size)
+        if row.accuracy is None or not size or correct / size != value:
             raise InputError(
-                f"{folder / 'clients.csv'} has the accuracy {value} on {size} test samples, which "
+                f"{folder / CLIENTS} has the accuracy {row.accuracy} on {size} test samples, which "
                 f"is no whole number of them."
             )
-    return {"client": [int(row["client"]) for row in clients], "tested": tested, "correct": correct}
+        counts["client"].append(int(row.client))
+        counts["tested"].append(size)
+        counts["correct"].append(correct)
+    return counts
 
 
-def _betas(clients: list[dict[str, str]]) -> dict[str, dict[str, float]]:
+def _betas(clients: list[ClientRow]) -> dict[str, dict[str, float]]:
     """Return the mean β of the clients under each corruption, if there are any."""
     kinds: dict[str, list[float]] = {}
     for row in clients:
-        if row.get("beta"):
-            kind = row.get("corruption") or "clean"
-            kinds.setdefault(kind, []).append(float(row["beta"]))
+        if "beta" in row.betas:
+            kinds.setdefault(row.corruption or "clean", []).append(row.betas["beta"])
     return {
         kind: {"mean": float(np.mean(values)), "std": float(np.std(values)), "clients": len(values)}
         for kind, values in kinds.items()

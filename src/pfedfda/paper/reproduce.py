@@ -14,9 +14,7 @@ from pfedfda.data.hub import data_folder
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step, one_thread
 from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.experiment.api import make_task
-from pfedfda.experiment.config import Config, write_config
 from pfedfda.experiment.observers import Observer
-from pfedfda.experiment.results import is_complete, load_run
 from pfedfda.experiment.rounds import InterruptedRunError, draw_participants, run_rounds
 from pfedfda.files import inside, make_folders, refuse_link, refuse_links
 from pfedfda.paper.records import (
@@ -29,7 +27,9 @@ from pfedfda.paper.records import (
 )
 from pfedfda.paper.suites import Need, Record, Suite, differences
 from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
-from pfedfda.report.federation import write_federation_file
+from pfedfda.runs import is_complete, load_run, write_class_counts
+from pfedfda.runs.config import Config, write_config
+from pfedfda.runs.layout import CLIENTS
 
 TIMED_CLIENTS = 10
 
@@ -179,7 +179,7 @@ def _run(job: Job, observer: Observer) -> None:
     (method,) = job.config.methods.values()
     try:
         make_folders(job.folder)
-        write_federation_file(federation, job.folder)
+        write_class_counts(federation, job.folder)
     except OSError as error:
         raise InputError(f"The results cannot be written to {job.folder} ({error}).") from error
     with LocalEngine(federation, task, job.config.engine) as engine, one_thread():
@@ -188,7 +188,7 @@ def _run(job: Job, observer: Observer) -> None:
 
 def _record(job: Job) -> Record | None:
     """Return the record of a run, None if it stopped before it was evaluated."""
-    if not (job.folder / "clients.csv").exists():
+    if not (job.folder / CLIENTS).exists():
         return None
     return make_record(job.need, job.config, load_run(job.folder))
 

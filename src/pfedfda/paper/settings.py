@@ -17,7 +17,7 @@ from pfedfda.paper.published import TABLES, published_table
 
 COMMON: dict[str, Any] = {
     "rounds": 200,  # setup and C.2; the last round has all clients (C.2), as ours always has
-    "participation": 0.3,  # setup and C.2; EMNIST and DIGIT-5 differ, see FEDERATION_SETTINGS
+    "participation": 0.3,  # setup and C.2; EMNIST and DIGIT-5 differ: `pfedfda.data.FEDERATIONS`
     "epochs": 5,  # setup and C.2
     "batch_size": 50,  # C.2; EMNIST differs
     "lr": 0.01,  # C.2, fixed
@@ -31,20 +31,20 @@ COMMON: dict[str, Any] = {
 
 FEDERATION_SETTINGS: dict[str, dict[str, Any]] = {
     # setup: writers as clients, 1000 of them, q = 0.03, the 4-layer CNN; C.2: batches of 16
-    "emnist": {"model": "emnist-cnn", "clients": 1000, "participation": 0.03, "batch_size": 16},
+    "emnist": {"model": "emnist-cnn", "clients": 1000},
     "cifar10": {"model": "cifar-cnn"},  # setup: the 5-layer CNN for CIFAR
     "cifar100": {"model": "cifar-cnn"},
     "tiny-imagenet": {"model": "resnet18"},  # setup
     # setup and C.1: ten corruptions at five severities, a pair for each of the first 50 clients
-    "cifar10-s": {"model": "cifar-cnn", "shift": "paper"},
-    "cifar100-s": {"model": "cifar-cnn", "shift": "paper"},
+    "cifar10-s": {"model": "cifar-cnn"},
+    "cifar100-s": {"model": "cifar-cnn"},
     # Section 5.2 and Table 3: one batch of 50 training samples a client, Dirichlet(0.5)
-    "cifar10-scarce": {"model": "cifar-cnn", "samples": 50},
-    "cifar100-scarce": {"model": "cifar-cnn", "samples": 50},
+    "cifar10-scarce": {"model": "cifar-cnn"},
+    "cifar100-scarce": {"model": "cifar-cnn"},
     # D: 20 clients, four for each domain, Dirichlet(0.5) inside, full participation
-    "digit5": {"clients": None, "clients_per_group": 4, "participation": 1.0},
+    "digit5": {"clients": None},
 }
-"""What differs from `COMMON` or is added to it, by federation.
+"""What is added to `COMMON` and to the settings of `pfedfda.data.FEDERATIONS`, by federation.
 
 The number of clients of DIGIT-5 follows from its domains and `clients_per_group`.
 """
@@ -52,7 +52,6 @@ The number of clients of DIGIT-5 follows from its domains and `clients_per_group
 ALPHAS = (0.1, 0.5)  # setup and C.1
 TRAIN_FRACTIONS = (1.0, 0.75, 0.5, 0.25)  # setup; the test samples stay
 SHIFTED_CLIENTS = 50  # setup and C.1
-NEW_CLIENT_SEVERITY = 3  # C.3
 STD_OVER = "clients"  # setup: mean and deviation of the clients' test accuracies
 
 METHOD_SETTINGS: dict[str, dict[str, Any]] = {

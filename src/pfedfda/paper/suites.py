@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from pfedfda.data import CORRUPTIONS
 from pfedfda.errors import unknown
-from pfedfda.experiment.config import Config, from_mapping, make_config
 from pfedfda.methods import find_method
 from pfedfda.paper.figures import FIGURES
 from pfedfda.paper.published import TABLES, PublishedTable
@@ -23,6 +22,7 @@ from pfedfda.paper.settings import (
     TABLE_SETTINGS,
     federation_settings,
 )
+from pfedfda.runs.config import Config, from_mapping, make_config
 
 EPOCHS = (1, 2, 5, 10, 20)
 """Local epochs for the figure that varies them; the paper's figure is an image without numbers."""

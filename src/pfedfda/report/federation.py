@@ -1,6 +1,5 @@
 """Figures of a federation: who holds how many samples of which class, and what they look like."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from pfedfda.files import replacing
 from pfedfda.report.figures import MOST_CLASSES, draw_bubbles, save, spaced
 from pfedfda.seeding import numpy_generator
 
-MOST_CLIENTS_WRITTEN = 1000
 MOST_CLIENTS_LISTED = 50
 SHEET_CLIENTS = 12
 SHEET_IMAGES = 12
@@ -55,34 +53,6 @@ def class_counts(federation: Federation) -> NDArray[np.int64]:
         labels = np.concatenate([data.train_labels, data.test_labels])
         counts[client] = np.bincount(labels, minlength=classes)
     return counts
-
-
-def write_federation_file(federation: Federation, folder: Path) -> Path | None:
-    """Write ``federation.json``: who holds how many training samples of which class.
-
-    A federation of more than a thousand clients goes without: nobody could read its chart.
-
-    Parameters
-    ----------
-    federation
-        What the runs are about.
-    folder
-        The folder of a run or a comparison, where the report looks for the file.
-    """
-    if len(federation) > MOST_CLIENTS_WRITTEN:
-        return None
-    classes = len(federation.class_names)
-    path = folder / "federation.json"
-    # Bit by bit: there may be very many clients.
-    with replacing(path) as new, new.open("x", encoding="utf-8") as file:
-        file.write(f'{{"class_names": {json.dumps(list(federation.class_names))}, "names": ')
-        file.write(json.dumps(federation.client_names))
-        for client in range(len(federation)):
-            counts = np.bincount(federation.client(client).train_labels, minlength=classes)
-            file.write(', "counts": [' if client == 0 else ", ")
-            file.write(json.dumps(counts.tolist()))
-        file.write("]}\n")
-    return path
 
 
 def summary_table(federation: Federation) -> Table:

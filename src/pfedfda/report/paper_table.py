@@ -4,6 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rich.table import Table
+
+from pfedfda.errors import printable
+
 
 @dataclass(frozen=True)
 class PaperCell:
@@ -88,3 +92,30 @@ class PaperTable:
                     f"The row {row.label!r} has {len(row.cells)} cells for {len(self.columns)} "
                     f"columns."
                 )
+
+
+def build_paper_table(table: PaperTable) -> Table:
+    """Return the paper's numbers beside ours, for a terminal."""
+    built = Table(title=printable(table.title), title_justify="left", show_lines=True)
+    built.add_column("", no_wrap=True)
+    for heading in table.columns:
+        built.add_column(printable(heading), justify="right", no_wrap=True)
+
+    def number(mean: float | None, std: float | None) -> str:
+        if mean is None:
+            return "-"
+        deviation = "" if std is None else f" ({std:.{table.digits}f})"
+        return f"{mean:.{table.digits}f}{deviation}"
+
+    for row in table.rows:
+        cells = []
+        for cell in row.cells:
+            lines = [
+                f"ours  {number(cell.ours_mean, cell.ours_std)}",
+                f"paper {number(cell.paper_mean, cell.paper_std)}",
+            ]
+            if cell.difference is not None:
+                lines.append(f"diff. {cell.difference:+.{table.digits}f}")
+            cells.append("\n".join(lines))
+        built.add_row(printable(row.label), *cells)
+    return built

@@ -1,4 +1,4 @@
-"""A run on disk: writing it while it goes on, and reading it afterwards."""
+"""Writing a run while it goes on."""
 
 import csv
 import io
@@ -6,51 +6,33 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import pfedfda
 from pfedfda.engine import ClientStates, Outcome, Roster
-from pfedfda.errors import InputError, shown
-from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
-from pfedfda.experiment.config import Config, OutputConfig, write_config
-from pfedfda.files import LARGE, csv_cell, flush, make_folders, read_text, write_text
+from pfedfda.errors import InputError
+from pfedfda.files import csv_cell, flush, make_folders, write_text
 from pfedfda.methods import Method, Task, Tensors
-
-LOGS = ("metrics.jsonl", "failures.jsonl")
-ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
-BYTES_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run, as its files tell.
-
-    Parameters
-    ----------
-    folder
-        Where the files are.
-    method
-        The name of the method.
-    summary
-        The content of ``summary.json``: the final accuracies, seconds and bytes.
-    metrics
-        The lines of ``metrics.jsonl``, one an evaluated round.
-    """
-
-    folder: Path
-    method: str
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-
-    @property
-    def mean_accuracy(self) -> float:
-        """Mean over clients after the last round."""
-        return float(self.summary["mean_accuracy"])
+from pfedfda.runs.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
+from pfedfda.runs.config import Config, OutputConfig, write_config
+from pfedfda.runs.layout import (
+    CHECKPOINT,
+    CLIENT_COLUMNS,
+    CLIENTS,
+    CONFIG,
+    FAILURES,
+    LOGS,
+    METRICS,
+    NEW_CLIENT_COLUMNS,
+    NEW_CLIENTS,
+    SUMMARY,
+)
+from pfedfda.runs.reader import RunResult, read_metrics, refuse_incomplete
+from pfedfda.version import __version__
 
 
 def make_folder(config: OutputConfig, default_name: str) -> Path:
@@ -112,7 +94,7 @@ class RunWriter:
         self.method = method
         self.validation = config.federation.validation_share
         self.about = {
-            "pfedfda": pfedfda.__version__,
+            "pfedfda": __version__,
             "method": method.name,
             "hyperparameters": asdict(method),
             "task": asdict(task),
@@ -120,15 +102,15 @@ class RunWriter:
             "federation": federation.fingerprint,
         }
         self.metrics: list[dict[str, Any]] = []
-        self.states = ClientStates(folder / "checkpoint" / "clients")
+        self.states = ClientStates(folder / CHECKPOINT / "clients")
         self.unsaved: set[int] = set()
         self.holders: set[int] = set()
         self.unflushed: set[str] = set()  # files whose content or name may not be on the disk yet
         self.states.folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "config.toml").exists():
-            write_text(folder / "config.toml", write_config(config))
+        if not (folder / CONFIG).exists():
+            write_text(folder / CONFIG, write_config(config))
         # Whoever was here before may have been killed between a rename and its flush.
-        for place in (folder / "checkpoint", folder, folder.parent):
+        for place in (folder / CHECKPOINT, folder, folder.parent):
             flush(place)
 
     def log_sizes(self) -> dict[str, int]:
@@ -136,7 +118,7 @@ class RunWriter:
         paths = {name: self.folder / name for name in LOGS}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
-    def take_up(self, initial: Tensors) -> Checkpoint | None:
+    def resume(self, initial: Tensors) -> Checkpoint | None:
         """Return the last checkpoint, None if there is none, and bring all files back to it.
 
         Parameters
@@ -144,9 +126,9 @@ class RunWriter:
         initial
             The server's initial state; what it has, the checkpoint must have in the same shape.
         """
-        if not (self.folder / "checkpoint" / "manifest.json").exists():
+        if not (self.folder / CHECKPOINT / "manifest.json").exists():
             return None
-        checkpoint = read_checkpoint(self.folder / "checkpoint")
+        checkpoint = read_checkpoint(self.folder / CHECKPOINT)
         if checkpoint.about.get("task") != json.loads(json.dumps(self.about["task"])):
             raise InputError(
                 f"The checkpoint in {self.folder} belongs to another task than its config.toml."
@@ -164,7 +146,7 @@ class RunWriter:
                     f"The checkpoint in {self.folder} does not fit its config.toml: its tensor "
                     f"{name} is missing or of another shape or type."
                 )
-        tidy(self.folder / "checkpoint", checkpoint.round)
+        tidy(self.folder / CHECKPOINT, checkpoint.round)
         self.states = replace(self.states, checkpoint=checkpoint.round)
         self.holders = self.states.rewind()
         if len(self.holders) < checkpoint.client_states:
@@ -181,18 +163,18 @@ class RunWriter:
         for name in sizes:
             os.truncate(self.folder / name, checkpoint.log_sizes.get(name, 0))
             self.unflushed.add(name)
-        if "metrics.jsonl" in sizes:
-            self.metrics = read_lines(self.folder / "metrics.jsonl")
+        if METRICS in sizes:
+            self.metrics = read_metrics(self.folder / METRICS)
         return checkpoint
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``."""
         self.metrics.append(line)
-        self._append("metrics.jsonl", line)
+        self._append(METRICS, line)
 
     def add_failure(self, line: dict[str, Any]) -> None:
         """Append a line to ``failures.jsonl``."""
-        self._append("failures.jsonl", line)
+        self._append(FAILURES, line)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         with (self.folder / name).open("a") as file:
@@ -219,8 +201,7 @@ class RunWriter:
         """Write ``clients.csv`` from an evaluation of all clients."""
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
         known = federation.attributes
-        columns = ["client", "name", "train_samples", "test_samples", "classes", *known]
-        columns += ["accuracy", *extra]
+        columns = [*CLIENT_COLUMNS, *known, "accuracy", *extra]
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
             client = outcome.client_id
@@ -236,7 +217,7 @@ class RunWriter:
                     *(outcome.metrics.get(name, "") for name in extra),
                 ]
             )
-        self._write_table("clients.csv", columns, rows)
+        self._write_table(CLIENTS, columns, rows)
 
     def write_new_clients(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         """Write ``new_clients.csv``: the accuracy of each new client under each condition."""
@@ -245,8 +226,7 @@ class RunWriter:
             for condition, of_condition in outcomes.items()
             for outcome in sorted(of_condition, key=lambda outcome: outcome.client_id)
         ]
-        columns = ["client", "condition", "test_samples", "accuracy"]
-        self._write_table("new_clients.csv", columns, rows)
+        self._write_table(NEW_CLIENTS, NEW_CLIENT_COLUMNS, rows)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make this the point to which a stopped run goes back."""
@@ -254,7 +234,7 @@ class RunWriter:
         self._flush()
         self.holders |= self.states.holders(self.unsaved, checkpoint.round)
         complete = replace(checkpoint, about=self.about, client_states=len(self.holders))
-        write_checkpoint(self.folder / "checkpoint", complete)
+        write_checkpoint(self.folder / CHECKPOINT, complete)
         self.states = replace(self.states, checkpoint=checkpoint.round)
         self.states.prune(self.unsaved, checkpoint.round)
         self.unsaved.clear()
@@ -263,56 +243,10 @@ class RunWriter:
         """Write ``summary.json`` and return the result; what it sums up is flushed before."""
         judged = {"validation_share": self.validation} if self.validation else {}
         content = {"method": self.method.name, **summary, **judged, "machine": machine()}
-        _refuse_strange_summary(content, self.folder)
+        refuse_incomplete(content, self.folder)
         self._flush()
-        write_text(self.folder / "summary.json", json.dumps(content, indent=2) + "\n")
+        write_text(self.folder / SUMMARY, json.dumps(content, indent=2) + "\n")
         return RunResult(self.folder, self.method.name, content, self.metrics)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file with a JSON object in each line."""
-    try:
-        lines = [json.loads(line) for line in read_text(path, LARGE).splitlines()]
-        if not all(isinstance(line, dict) for line in lines):
-            raise ValueError("a line is not an object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}).") from error
-    return lines
-
-
-def is_complete(folder: Path) -> bool:
-    """Tell whether a run has come to its end."""
-    try:
-        return bool(json.loads(read_text(folder / "summary.json"))["status"] == "complete")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
-
-
-def load_run(folder: Path) -> RunResult:
-    """Read a run from its folder."""
-    try:
-        summary = json.loads(read_text(folder / "summary.json"))
-        metrics = read_lines(folder / "metrics.jsonl")
-        _refuse_strange_summary(summary, folder)
-        return RunResult(folder, str(summary["method"]), summary, metrics)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{folder} is not a finished run ({error}).") from error
-
-
-def _refuse_strange_summary(summary: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a complete run without the numbers that every table has."""
-    if summary["status"] != "complete":
-        return
-    try:
-        numbers = [summary[name] for name in (*ACCURACIES, *BYTES_PER_ROUND)]
-        numbers.append(summary["seconds"]["total"])
-        for accuracies in summary.get("new_clients", {}).values():
-            numbers += [accuracies[name] for name in ACCURACIES]
-        strange = [value for value in numbers if type(value) not in (int, float)]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"The results in {folder} are incomplete ({shown(error)}).") from error
-    if strange:
-        raise InputError(f"The results in {folder} have {shown(strange[0])} in place of a number.")
 
 
 def machine() -> dict[str, Any]:
@@ -323,7 +257,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "pfedfda": pfedfda.__version__,
+        "pfedfda": __version__,
     }
 
 

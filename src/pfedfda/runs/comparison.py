@@ -1,25 +1,28 @@
-"""The table that compares methods."""
+"""The table that compares methods, as CSV and for a terminal."""
 
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from pfedfda.errors import printable
-from pfedfda.report.paper_table import PaperTable
+from pfedfda.runs.accuracy import ACCURACIES
+from pfedfda.runs.layout import COMPARISON, TRAFFIC_PER_ROUND
+from pfedfda.runs.writer import write_csv
 
-COLUMNS = [
-    "method",
-    "mean_accuracy",
-    "std_accuracy",
-    "weighted_accuracy",
-    "worst_tenth_accuracy",
-    "seconds",
-    "bytes_up_per_round",
-    "bytes_down_per_round",
-]
+COLUMNS = ("method", *ACCURACIES, "seconds", *TRAFFIC_PER_ROUND)
+
+
+def write_comparison(folder: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``comparison.csv``, with full precision, from the contents of ``summary.json``."""
+    rows = []
+    for summary in summaries:
+        values = {**summary, "seconds": summary["seconds"]["total"]}
+        rows.append([values[column] for column in COLUMNS])
+    write_csv(folder / COMPARISON, COLUMNS, rows)
 
 
 def plain_console(**options: Any) -> Console:
@@ -44,8 +47,8 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         "weighted",
         "worst\ntenth",
         "seconds",
-        "MB up\na round",
-        "MB down\na round",
+        "MB up\nper round",
+        "MB down\nper round",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     best = max((s.get("mean_accuracy", 0.0) for s in summaries), default=0.0)
@@ -62,33 +65,6 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             style="bold" if mean == best and len(summaries) > 1 else "",
         )
     return table
-
-
-def build_paper_table(table: PaperTable) -> Table:
-    """Return the paper's numbers beside ours, for a terminal."""
-    shown = Table(title=printable(table.title), title_justify="left", show_lines=True)
-    shown.add_column("", no_wrap=True)
-    for heading in table.columns:
-        shown.add_column(printable(heading), justify="right", no_wrap=True)
-
-    def number(mean: float | None, std: float | None) -> str:
-        if mean is None:
-            return "-"
-        behind = "" if std is None else f" ({std:.{table.digits}f})"
-        return f"{mean:.{table.digits}f}{behind}"
-
-    for row in table.rows:
-        cells = []
-        for cell in row.cells:
-            lines = [
-                f"ours  {number(cell.ours_mean, cell.ours_std)}",
-                f"paper {number(cell.paper_mean, cell.paper_std)}",
-            ]
-            if cell.difference is not None:
-                lines.append(f"diff. {cell.difference:+.{table.digits}f}")
-            cells.append("\n".join(lines))
-        shown.add_row(printable(row.label), *cells)
-    return shown
 
 
 def build_new_clients_table(summaries: Sequence[Mapping[str, Any]]) -> Table | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
@@ -46,3 +46,7 @@ class Accuracy:
     def as_dict(self) -> dict[str, float]:
         """Return the four numbers by name."""
         return asdict(self)
+
+
+ACCURACIES = tuple(field.name for field in fields(Accuracy))
+"""The names of the four numbers, in every file that has them."""

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from pfedfda import FederationConfig, run
-from pfedfda.experiment.results import write_csv
 from pfedfda.files import csv_text
-from pfedfda.report.runs import read_run
+from pfedfda.runs import read_run, write_csv
 from tests.conftest import write_image
 
 FORMULAS = ["=HYPERLINK(1)", "+1", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "'=1", "''+1"]

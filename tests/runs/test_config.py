@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from pfedfda.data import FederationConfig
 from pfedfda.errors import InputError
-from pfedfda.experiment.config import (
+from pfedfda.methods.fedavg import FedAvg, FedAvgFT
+from pfedfda.runs.config import (
     Config,
     OutputConfig,
     ScheduleConfig,
@@ -14,7 +15,6 @@ from pfedfda.experiment.config import (
     read_config,
     write_config,
 )
-from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_names_of_settings_are_unique() -> None:
     """On the command line and in Python settings have no group before their name."""
     import dataclasses
 
-    from pfedfda.experiment.config import GROUPS
+    from pfedfda.runs.config import GROUPS
 
     names = [f.name for group in GROUPS.values() for f in dataclasses.fields(group)]
     assert len(names) == len(set(names))

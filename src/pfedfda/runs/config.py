@@ -22,6 +22,7 @@ T = TypeVar("T")
 MOST_ROUNDS = 1_000_000
 LARGEST_INTEGER = 2**63 - 1  # as TOML has it
 LONGEST_NAME = 255  # of a file or a folder, as file systems have it
+NEW_CLIENT_SEVERITY = 3  # of the corruptions under which new clients are evaluated (Appendix C.3)
 
 
 @dataclass(frozen=True)

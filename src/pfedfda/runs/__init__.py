@@ -1,0 +1,23 @@
+"""A run on disk: the one place that knows its files, with one reader and one writer."""
+
+from pfedfda.runs.accuracy import ACCURACIES, Accuracy
+from pfedfda.runs.federation import ClassCounts, read_class_counts, write_class_counts
+from pfedfda.runs.reader import ClientRow, RunResult, is_complete, load_run, read_run, read_tables
+from pfedfda.runs.writer import RunWriter, make_folder, write_csv
+
+__all__ = [
+    "ACCURACIES",
+    "Accuracy",
+    "ClassCounts",
+    "ClientRow",
+    "RunResult",
+    "RunWriter",
+    "is_complete",
+    "load_run",
+    "make_folder",
+    "read_class_counts",
+    "read_run",
+    "read_tables",
+    "write_class_counts",
+    "write_csv",
+]

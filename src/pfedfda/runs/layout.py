@@ -1,0 +1,17 @@
+"""The layout of a run's folder: the names of its files and the columns of its tables."""
+
+CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
+FAILURES = "failures.jsonl"
+CLIENTS = "clients.csv"
+NEW_CLIENTS = "new_clients.csv"
+SUMMARY = "summary.json"
+FEDERATION = "federation.json"
+COMPARISON = "comparison.csv"
+CHECKPOINT = "checkpoint"
+
+LOGS = (METRICS, FAILURES)  # they grow by lines, and a checkpoint knows how long they were
+CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes")
+NEW_CLIENT_COLUMNS = ("client", "condition", "test_samples", "accuracy")
+TRAFFIC = ("bytes_up", "bytes_down")
+TRAFFIC_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
