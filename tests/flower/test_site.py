@@ -1,8 +1,12 @@
-"""What a site does with a message from a server that it does not trust."""
+"""A site, asked by a server that it does not trust, and who may read its files."""
 
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pfedfda import InputError
@@ -87,3 +91,47 @@ def test_the_server_says_at_once_that_sites_run_no_file(program: Path, tmp_path:
     with pytest.raises(InputError, match="a module of the app"):
         read_run_config({"method": str(program)})
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Files that are made without care can be read and written by everybody."""
+    before = os.umask(0)
+    yield
+    assert os.umask(before) == 0
+
+
+def modes(folder: Path) -> dict[str, int]:
+    paths = [folder, *folder.rglob("*")]
+    return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in paths}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owner, group and others there")
+@pytest.mark.usefixtures("open_umask")
+def test_nobody_else_reads_what_a_site_keeps(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    labels = np.repeat(np.arange(10), 6)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    for kind in KINDS:  # the first makes the cache, the second tensors, the third a model
+        reply = ask(kind, settings(), tmp_path / "sites", data=str(tmp_path / "images.npz"))
+        assert failure(reply) == ""
+    found = modes(tmp_path / "sites")
+    for part in ("cache", "run/states", "run/model"):
+        assert str(tmp_path / "sites" / "kaunas" / part) in found
+    assert {path: mode for path, mode in found.items() if mode & 0o077} == {}
+    assert found[str(tmp_path / "sites" / "kaunas")] == 0o700
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owner, group and others there")
+def test_the_folder_of_an_earlier_version_becomes_private(tmp_path: Path) -> None:
+    folder = tmp_path / "sites" / "kaunas"
+    folder.mkdir(parents=True, mode=0o755)
+    ask(MessageType.TRAIN, settings(), tmp_path / "sites")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) != 0o700  # that one is its owner's business
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sites").write_text("not a folder")
+    reply = ask(MessageType.TRAIN, settings(), tmp_path / "sites")
+    assert f"{tmp_path / 'sites' / 'kaunas'}" in failure(reply)
