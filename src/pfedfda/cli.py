@@ -59,7 +59,7 @@ commands:
   data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
   datasets     list the sources of images and the partitions
-  federate     begin a federation over real sites, on Flower
+  federate     begin or check a federation over real sites, on Flower
 
 examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
