@@ -62,6 +62,15 @@ class Scripted(FedAvg):
                 parameter.grad = torch.ones_like(parameter)
                 parameter.requires_grad_(False).add_(client.client_id + 1)
             return Update(start | {"flags": torch.tensor(flags)}, 1.0)
+        if self.script == "transposed":
+            return Update({"w": torch.ones(2, 3).T}, 1.0)
+        if self.script == "shared":
+            w = torch.ones(3)
+            return Update({"v": w[:2], "w": w}, 1.0)
+        if self.script == "list":
+            return Update({"w": [1.0]}, 1.0)  # type: ignore[dict-item]
+        if self.script == "transposed state":
+            client.state = {"w": torch.ones(2, 3).T}
         if self.script == "threads":
             return Update({"threads": torch.tensor([torch.get_num_threads()])}, 1.0)
         return Update({"id": torch.tensor([float(client.client_id)])}, 1.0)
@@ -437,3 +446,19 @@ def test_no_client_sees_what_another_left_in_the_model(
         assert held.pop("flags").all()
         assert held.keys() == initial.keys()
         assert all(torch.equal(held[name], initial[name]) for name in initial)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("script", ["transposed", "shared", "list", "transposed state"])
+def test_tensors_that_no_file_can_hold_are_the_fault_of_the_client(
+    tiny: Federation, task: Task, tmp_path: Path, script: str, workers: int
+) -> None:
+    """They are named, whatever the number of workers, and no worker ends because of them."""
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        states = ClientStates(tmp_path)
+        outcomes = list(engine.train(Scripted(script=script), {}, range(3), 1, states))
+    assert len(outcomes) == 3
+    for outcome in outcomes:
+        assert outcome.failure is not None
+        assert "tensor w" in outcome.failure
+        assert "model_tensors" in outcome.failure

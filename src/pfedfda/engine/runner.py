@@ -138,6 +138,8 @@ class ClientRunner:
         client = self._client("train", client_id, broadcast)
         message = broadcast.method.message(broadcast.state, client_id)
         update = broadcast.method.train(client, message)
+        refuse_unsavable("update", update.tensors)
+        refuse_unsavable("own state", client.state)
         for name, tensor in client.state.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise FloatingPointError(f"its own tensor {name} is not finite")
@@ -220,6 +222,27 @@ class ClientRunner:
         return Samples(
             torch.from_numpy(np.array(images)).to(self.device),
             torch.from_numpy(np.array(labels)).to(self.device),
+        )
+
+
+def refuse_unsavable(what: str, tensors: Mapping[str, object]) -> None:
+    """Raise if tensors cannot be written to a file, which is how they reach another process."""
+    storages = set()
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            fault = f"is a {type(tensor).__name__} and not a tensor"
+        elif tensor.device.type != "cpu":
+            fault = f"is on {tensor.device} and not on the CPU"
+        elif not tensor.is_contiguous():
+            fault = "is not contiguous in memory"
+        elif tensor.numel() and tensor.untyped_storage().data_ptr() in storages:
+            fault = "shares its memory with another"
+        else:
+            storages.add(tensor.untyped_storage().data_ptr())
+            continue
+        raise TypeError(
+            f"the tensor {name} of its {what} {fault}; model_tensors(client.model) returns copies "
+            f"that can be sent"
         )
 
 
