@@ -22,6 +22,7 @@ from pfedfda.files import LARGE, csv_cell, flush, make_folders, read_text, write
 from pfedfda.methods import Method, Task, Tensors
 
 LOGS = ("metrics.jsonl", "failures.jsonl")
+CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes", "accuracy")
 ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
 BYTES_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
 
@@ -218,8 +219,8 @@ class RunWriter:
         """Write ``clients.csv`` from an evaluation of all clients."""
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
         known = federation.attributes
-        columns = ["client", "name", "train_samples", "test_samples", "classes", *known]
-        columns += ["accuracy", *extra]
+        *about, accuracy = CLIENT_COLUMNS
+        columns = [*about, *known, accuracy, *extra]
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
             client = outcome.client_id
