@@ -1,6 +1,7 @@
 """Clients that fail, and updates that must not count."""
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -227,6 +228,46 @@ def test_evaluation_that_diverges_everywhere_is_said_plainly(
     method = Diverging(clients=tuple(range(6)), step="evaluate")
     with pytest.raises(DivergedRunError, match="no client could be evaluated.*smaller --lr"):
         run(method, tiny_config, rounds=1, batch_size=2, workers=0, output=tmp_path, quiet=True)
+
+
+@dataclass(frozen=True)
+class Reporting(FedAvg):
+    """FedAvg whose third client reports a number about its model."""
+
+    name: ClassVar[str] = "reporting"
+    number: str = ""
+    value: float = 1.0
+    logit: float = 0.0
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        model = super().personalize(client, message).model
+        if client.client_id != LIAR:
+            return Personal(model)
+        with torch.no_grad():
+            model.head.bias += self.logit  # type: ignore[union-attr, operator]
+        return Personal(model, {self.number: self.value} if self.number else {})
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Reporting(number="accuracy"), "'accuracy', which is another column"),
+        (Reporting(number="corruption"), "'corruption', which is another column"),
+        (Reporting(number="beta", value=float("inf")), "its beta is not finite"),
+        (Reporting(logit=float("nan")), "its test loss is not finite"),
+        (Reporting(logit=float("inf")), "its test loss is not finite"),
+    ],
+)
+def test_what_cannot_stand_in_the_results_is_left_out(
+    method: Reporting, said: str, tmp_path: Path
+) -> None:
+    federation = FederationConfig(clients=6, alpha=5.0, shift="paper", train_fraction=0.2)
+    result = run(method, federation, rounds=1, workers=0, output=tmp_path, quiet=True)
+    (line,) = failures(result)
+    assert (line["client"], line["step"]) == (LIAR, "evaluate")
+    assert said in line["reason"]
+    assert result.summary["evaluated_clients"] == 5
+    assert math.isfinite(result.summary["test_loss"])
 
 
 @pytest.mark.parametrize("name", list(all_methods()))

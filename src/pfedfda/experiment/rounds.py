@@ -28,6 +28,7 @@ from pfedfda.seeding import torch_generator
 NEW_CLIENT_SEVERITY = 3
 CHECKPOINT_SECONDS = 60.0
 MIN_FAILURES = 10
+MOST_COMPONENTS = 100
 
 
 class InterruptedRunError(RunStoppedError):
@@ -84,7 +85,9 @@ class Tally:
         self.bytes_up += outcome.bytes_up
         components = self.seconds["clients"]
         for component, seconds in outcome.seconds.items():
-            components[component] = components.get(component, 0.0) + seconds
+            # Whoever invents new names cannot make the results grow without end.
+            if component in components or len(components) < MOST_COMPONENTS:
+                components[component] = components.get(component, 0.0) + seconds
 
 
 def draw_participants(
