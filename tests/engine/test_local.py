@@ -48,6 +48,16 @@ class Scripted(FedAvg):
                 if mark:
                     mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+        if self.script.startswith("stop") and client.client_id == 3:
+            mark = Path(self.script.removeprefix("stop once ")) if "once" in self.script else None
+            if mark is None or not mark.exists():
+                if mark:
+                    mark.touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+        if self.script == "busy" and client.client_id == 3:
+            end = time.process_time() + 2
+            while time.process_time() < end:
+                pass
         if self.script == "infinite state":
             kept = torch.tensor([1.0 if client.client_id != 3 else float("inf")])
             client.state = {"kept": kept}
@@ -197,6 +207,60 @@ def test_a_busy_worker_has_its_next_client_but_not_the_last_ones(
         assert given <= 4  # two are at work or done, two are in advance; two wait for the quickest
         assert max(len(worker.clients) for worker in engine._workers) <= 2
         assert len(list(outcomes)) == 5
+
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+
+
+@needs_proc
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stopped_worker_is_replaced_and_its_client_tries_again(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "LIFELESS_SECONDS", 0.5)
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        script = f"stop once {tmp_path / 'stopped'}"
+        assert len(run(engine, script, ClientStates(tmp_path))) == 6
+        assert (tmp_path / "stopped").exists()
+        # A client at which every worker stops is given up.
+        outcomes = train(engine, "stop", ClientStates(tmp_path))
+        assert [o.client_id for o in outcomes if o.failure] == [3]
+        failure = next(o.failure for o in outcomes if o.failure)
+        assert failure == "its worker process did nothing for 0.5 s, 2 times"
+        assert len(run(engine, "echo", ClientStates(tmp_path))) == 6
+        processes = [w.process for w in engine._workers]
+    assert not any(process.is_alive() for process in processes)
+
+
+@needs_proc
+@pytest.mark.timeout(60)
+def test_a_worker_that_was_stopped_while_idle_is_replaced(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rounds pass in which it is not needed."""
+    monkeypatch.setattr(local_engine, "LIFELESS_SECONDS", 0.5)
+    states = ClientStates(tmp_path / ("long " * 40))
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        run(engine, "echo", states)
+        pid = engine._workers[1].process.pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        for number in range(500):
+            assert len(list(engine.train(Scripted(), {}, [0], number + 1, states))) == 1
+        assert len(run(engine, "echo", states)) == 6
+        assert engine._workers[1].process.pid != pid
+
+
+@needs_proc
+def test_a_worker_that_computes_for_long_is_waited_for(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "LIFELESS_SECONDS", 0.5)
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        run(engine, "echo", ClientStates(tmp_path))
+        pids = [worker.process.pid for worker in engine._workers]
+        assert len(run(engine, "busy", ClientStates(tmp_path))) == 6
+        assert [worker.process.pid for worker in engine._workers] == pids
 
 
 def test_idle_worker_that_died_is_replaced(tiny: Federation, task: Task, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pfedfda.data import ClientData, corrupt
 from pfedfda.data.shift import Shift
 from pfedfda.engine.states import ClientStates
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import DivergedRunError, PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Update, to_input
 from pfedfda.seeding import numpy_generator, torch_generator
 
@@ -128,6 +128,9 @@ class ClientRunner:
         """
         try:
             return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+        except DivergedRunError:
+            failure = "its training loss is not finite"
+            return Outcome(client_id, failure=failure, trace=traceback.format_exc())
         except PfedfdaError:
             raise
         except Exception as error:
