@@ -19,6 +19,7 @@ from pfedfda.data.shift import frost_photos
 from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, PfedfdaError, printable, unknown
 from pfedfda.experiment.api import compare_config, run_config, same_settings
+from pfedfda.experiment.check_method import check_method
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
 from pfedfda.experiment.rounds import InterruptedRunError
@@ -58,8 +59,9 @@ commands:
   personalize  make a personal model for new images from a finished run
   data show    prepare a federation, print its sizes and draw what it holds
   methods      list the methods
+  check-method check that a method of your own keeps the contract
   datasets     list the sources of images and the partitions
-  federate     begin a federation over real sites, on Flower
+  federate     begin or check a federation over real sites, on Flower
 
 examples:
   pfedfda run --method fedavg-ft --clients 50 --alpha 0.3 --rounds 20
@@ -129,6 +131,7 @@ def _dispatch(words: list[str]) -> int:
         "personalize": _personalize,
         "data": _data,
         "methods": _methods,
+        "check-method": _check_method,
         "datasets": _datasets,
         "federate": federate,
     }
@@ -425,6 +428,29 @@ def _methods(words: list[str]) -> int:
         table.add_row(name, summary, "\n".join(fields), method.paper)
     plain_console().print(table)
     return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckMethodOptions:
+    """Check that a method keeps the contract, one line for each clause; takes about ten seconds.
+
+    Parameters
+    ----------
+    method
+        A Python file that registers a method, or the name of one.
+    """
+
+    method: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE")]
+
+
+def _check_method(words: list[str]) -> int:
+    """Check that a method keeps the contract."""
+    options = _parse_quietly(CheckMethodOptions, "pfedfda check-method", words)
+    failed = 0
+    for finding in check_method(find_method(options.method)()):
+        print(printable(finding), flush=True)
+        failed += finding.violation is not None
+    return 1 if failed else 0
 
 
 def _datasets(words: list[str]) -> int:

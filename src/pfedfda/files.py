@@ -5,6 +5,7 @@ after a power cut there is the old file or the new one, never a part of either.
 """
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, PfedfdaError
 
 SMALL = 2**24  # what a description in JSON, TOML or CSV may have; real ones have a thousandth
 MOST_TOML, LONGEST_LINE = 2**17, 5000  # of settings
@@ -173,6 +174,14 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
     """Write a text file in one step, as `replacing` does."""
     with replacing(path, durable) as new, new.open("x", encoding="utf-8", newline="") as file:
         file.write(text)
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Return JSON by the standard, which has no infinite or undefined numbers: they are refused."""
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError as error:
+        raise PfedfdaError(f"The results cannot be written as JSON ({error}).") from error
 
 
 class FolderLock:

@@ -381,3 +381,23 @@ def test_updates_must_name_their_client() -> None:
     state, updates = make_updates([0])
     with pytest.raises(ValueError, match="which client"):
         FedPAC().aggregate(state, [replace(updates[0], client_id=-1)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("counts", [-3.0, 6.0, 3.0, 3.0], "class counts range from -3"),
+        ("counts", [2.5, 2.5, 2.0, 2.0], "not whole numbers"),
+        ("counts", [4.0, 3.0, 2.0, 1.0], "sum to 10, and its weight is 9"),
+        ("variance", [-1.0], "its variance is -1"),
+        ("class_features", [1.0, 1.0, 1.0, 1.0], "a class of which it has no sample"),
+    ],
+)
+def test_statistics_that_cannot_be_are_a_fault(name: str, value: list[float], said: str) -> None:
+    method = FedPAC()
+    labels = [0, 1, 1, 2, 0, 1, 2, 2, 0]  # and none of class 3
+    update = method.train(make_client(labels), method.message(method.init(TASK), 0))
+    assert method.fault(update) is None
+    tensor = update.tensors[name]
+    lie = torch.tensor(value).reshape(-1, *(1 for _ in tensor.shape[1:])).expand_as(tensor)
+    assert said in str(method.fault(replace(update, tensors=update.tensors | {name: lie})))

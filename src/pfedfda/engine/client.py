@@ -1,18 +1,18 @@
 """What happens at one client, in whatever process it runs."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from pfedfda.data import ClientData
 from pfedfda.engine.base import Outcome, Step, StepKind, num_bytes
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import DivergedRunError, PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Tensors, to_input
 from pfedfda.seeding import torch_generator
 
@@ -39,6 +39,8 @@ def client_step(
     """
     if kind == "train":
         update = replace(method.train(client, message), client_id=client.client_id)
+        refuse_unsavable("update", update.tensors)
+        refuse_unsavable("own state", client.state)
         for name, tensor in client.state.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise FloatingPointError(f"its own tensor {name} is not finite")
@@ -102,6 +104,9 @@ class ClientRunner:
             if step.kind == "train" and client.state:
                 step.states.save(client_id, step.round, client.state)
             return outcome
+        except DivergedRunError:
+            failure = "its training loss is not finite"
+            return Outcome(client_id, failure=failure, trace=traceback.format_exc())
         except PfedfdaError:
             raise
         except Exception as error:
@@ -162,6 +167,27 @@ class ClientRunner:
         if step.kind == "train":
             return client, None
         return client, self.samples(data.test_images, data.test_labels)
+
+
+def refuse_unsavable(what: str, tensors: Mapping[str, object]) -> None:
+    """Raise if tensors cannot be written to a file, which is how they reach another process."""
+    storages = set()
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            fault = f"is a {type(tensor).__name__} and not a tensor"
+        elif tensor.device.type != "cpu":
+            fault = f"is on {tensor.device} and not on the CPU"
+        elif not tensor.is_contiguous():
+            fault = "is not contiguous in memory"
+        elif tensor.numel() and tensor.untyped_storage().data_ptr() in storages:
+            fault = "shares its memory with another"
+        else:
+            storages.add(tensor.untyped_storage().data_ptr())
+            continue
+        raise TypeError(
+            f"the tensor {name} of its {what} {fault}; model_tensors(client.model) returns copies "
+            f"that can be sent"
+        )
 
 
 def score(model: nn.Module, samples: Samples) -> tuple[int, float]:

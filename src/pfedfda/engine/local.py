@@ -233,21 +233,17 @@ class ClientHandler:
         self._one_thread.__enter__()
         self.runner = ClientRunner(work.task, torch.device(work.device))
         self.shared: SharedStep | None = None
-        self.state: Tensors | None = None
+        self.state: Tensors = {}
 
     def prepare(self, common: SharedStep) -> None:
-        """Take the next step."""
-        # Mapped when the first client comes: a step with few clients may be over, and the file
-        # gone, before a worker that has nothing to do in it gets here.
-        self.shared, self.state = common, None
+        """Take the next step, and map its state."""
+        self.shared, self.state = common, load_file(common.path)
 
     def handle(self, item: int) -> Outcome | Exception:
         """Return a client's outcome; its tensors are left in the shared memory."""
         assert self.shared is not None
         step = self.shared.step
         try:
-            if self.state is None:
-                self.state = load_file(self.shared.path)
             receive = partial(step.method.message, self.state, item)
             outcome = self.runner.run(step, item, self.federation.client(item), receive)
             return leave_update(outcome, self.scratch)

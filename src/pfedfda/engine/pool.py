@@ -2,7 +2,8 @@
 
 Workers are persistent and take orders over pipes: first something that all orders of a batch have
 in common, then one item after another. Answers are yielded in the order of the items, whoever was
-quicker. A worker that dies is replaced and its item is tried again, but not for ever.
+quicker. A worker that dies is replaced and its item is tried again, but not for ever; so is, on
+Linux, one that has stopped: while it computes, its processor time grows, however long it takes.
 """
 
 import multiprocessing
@@ -12,16 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Protocol
 
 TRIES = 2
+LIFELESS_SECONDS = 300.0  # for which a worker may use no processor time while we wait for it
+LOOKS = 10  # at its processor time, in these seconds
 
 
 class Handler(Protocol):
     """What a worker process does with its orders."""
 
     def prepare(self, common: Any) -> None:
-        """Take what the next items have in common; must be quick."""
+        """Take what the next items have in common; called right before the first of them."""
 
     def handle(self, item: int) -> Any:
         """Return the answer to an item. An exception as the answer ends the batch."""
@@ -62,11 +66,25 @@ class Worker:
         Our end of its pipe.
     items
         What it was given: the item it is busy with, and perhaps the next, with their positions.
+    common
+        What its items have in common, as it was sent last.
+    ticks, still
+        Its processor time when we last looked, and how often in a row that was no more than before.
     """
 
     process: BaseProcess
     connection: Connection
     items: deque[tuple[int, int]] = field(default_factory=deque)
+    common: Common | None = None
+    ticks: int = -1
+    still: int = 0
+
+    def is_lifeless(self) -> bool:
+        """Look whether it has done something; tell whether it has not for too long."""
+        ticks = _processor_ticks(self.process.pid)
+        self.still = 0 if ticks is None or ticks != self.ticks else self.still + 1
+        self.ticks = -1 if ticks is None else ticks
+        return self.still >= LOOKS
 
 
 @dataclass
@@ -117,7 +135,7 @@ class Pool:
         Parameters
         ----------
         common
-            What the items have in common; every worker gets it once.
+            What the items have in common; every worker gets it before its first item.
         items
             What to do; all are different.
         window
@@ -126,7 +144,8 @@ class Pool:
         batch = Batch(Common(common), deque(enumerate(items)))
         finished = False
         try:
-            self._start(batch.common)
+            while len(self.workers) < self.size:
+                self.workers.append(self._start_worker(len(self.workers)))
             for position, item in enumerate(items):
                 # Whoever became idle while the last answer was taken in gets work first.
                 self._collect(batch, timeout=0)
@@ -152,16 +171,6 @@ class Pool:
                 worker.process.kill()
                 worker.process.join()
         self.workers = []
-
-    def _start(self, common: Common) -> None:
-        """Start the workers if they are not running, and give them what the batch has in common."""
-        while len(self.workers) < self.size:
-            self.workers.append(self._start_worker(len(self.workers)))
-        for worker in list(self.workers):
-            try:
-                worker.connection.send(common)
-            except (BrokenPipeError, ConnectionResetError):
-                self._replace(worker, common)
 
     def _start_worker(self, number: int) -> Worker:
         context = multiprocessing.get_context("fork" if self.fork else "spawn")
@@ -194,16 +203,30 @@ class Pool:
     def _give(self, worker: Worker, batch: Batch) -> None:
         """Give a worker the next item."""
         try:
+            if worker.common is not batch.common:
+                worker.connection.send(batch.common)
+                worker.common = batch.common
             worker.connection.send(batch.pending[0][1])
             worker.items.append(batch.pending.popleft())
         except (BrokenPipeError, ConnectionResetError):
             if not worker.items:  # it died while it was idle; else we shall hear of it
-                self._replace(worker, batch.common)
+                self._replace(worker)
 
     def _collect(self, batch: Batch, timeout: float | None) -> None:
-        """Take the answers that have come; without a timeout wait for at least one."""
+        """Take the answers that have come; without a timeout wait, and look after the workers.
+
+        Only looks count, not the clock: if all of us are suspended for a while, nobody is late.
+        """
         busy = {w.connection: w for w in self.workers if w.items}
-        for connection in wait(list(busy), timeout):
+        if not busy:
+            return  # all had died while they were idle, and others are in their place
+        ready = wait(list(busy), LIFELESS_SECONDS / LOOKS if timeout is None else timeout)
+        if not ready and timeout is None:
+            for worker in [w for w in busy.values() if w.is_lifeless()]:
+                worker.process.kill()  # also ends one that is stopped
+                reason = f"did nothing for {LIFELESS_SECONDS:g} s"
+                self._replace_dead_worker(worker, batch, reason)
+        for connection in ready:
             worker = busy[connection]  # type: ignore[index]
             try:
                 answer = worker.connection.recv()
@@ -213,20 +236,21 @@ class Pool:
             if isinstance(answer, Exception):
                 raise answer
             _, item = worker.items.popleft()
+            worker.still = 0
             batch.answers[item] = answer
 
-    def _replace_dead_worker(self, worker: Worker, batch: Batch) -> None:
+    def _replace_dead_worker(self, worker: Worker, batch: Batch, reason: str = "") -> None:
         """Replace a worker that died at an item; try the item again, or give it up."""
         (_, item), *rest = worker.items
         batch.pending.extendleft(reversed(rest))
-        reason = self._replace(worker, batch.common)
+        end = self._replace(worker)
         batch.deaths[item] += 1
         if batch.deaths[item] < TRIES:
             batch.pending.appendleft((-1, item))  # before all limits: it is waited for
         else:
-            batch.answers[item] = Lost(f"its worker process {reason}, {TRIES} times")
+            batch.answers[item] = Lost(f"its worker process {reason or end}, {TRIES} times")
 
-    def _replace(self, worker: Worker, common: Common) -> str:
+    def _replace(self, worker: Worker) -> str:
         """Start a process in the place of one that died; return how that one ended."""
         worker.process.join(timeout=5)
         code = worker.process.exitcode
@@ -240,8 +264,16 @@ class Pool:
         del self.workers[number]
         fresh = self._start_worker(number)
         self.workers.insert(number, fresh)
-        fresh.connection.send(common)
         return reason
+
+
+def _processor_ticks(pid: int | None) -> int | None:
+    """Return how long a process has computed so far; None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])  # for itself, and in the system on its behalf
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def serve(

@@ -29,6 +29,7 @@ from pfedfda.methods.base import (
     load,
     part,
     weighted_mean,
+    wrong_counts,
 )
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, cross_entropy, extract_features, sgd
@@ -152,6 +153,17 @@ class FedPAC(Method):
             "class_features": state["prototypes"],
             "variance": torch.zeros(1),
         }
+
+    def fault(self, update: Update) -> str | None:
+        """Refuse class counts that cannot be, and class features and a variance unlike them."""
+        counts, features = update.tensors["counts"], update.tensors["class_features"].double()
+        if bool(features[counts == 0].any()):
+            return "it has features of a class of which it has no sample"
+        variance = float(update.tensors["variance"])
+        # A difference of equal numbers may come out below 0 by its rounding.
+        if variance < -1e-9 * float(features.square().sum()):
+            return f"its variance is {variance:g}"
+        return wrong_counts(counts, update.weight)
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average bodies by samples and prototypes by class counts; combine the heads."""

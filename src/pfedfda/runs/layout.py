@@ -11,7 +11,7 @@ COMPARISON = "comparison.csv"
 CHECKPOINT = "checkpoint"
 
 LOGS = (METRICS, FAILURES)  # they grow by lines, and a checkpoint knows how long they were
-CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes")
+CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes", "accuracy")
 NEW_CLIENT_COLUMNS = ("client", "condition", "test_samples", "accuracy")
 TRAFFIC = ("bytes_up", "bytes_down")
 TRAFFIC_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 
 from pfedfda.engine import ClientStates, Outcome, Roster
 from pfedfda.errors import InputError
-from pfedfda.files import csv_cell, flush, make_folders, write_text
+from pfedfda.files import csv_cell, flush, json_text, make_folders, write_text
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.runs.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.runs.config import Config, OutputConfig, write_config
@@ -96,7 +97,11 @@ class RunWriter:
         self.about = {
             "pfedfda": __version__,
             "method": method.name,
-            "hyperparameters": asdict(method),
+            # JSON has no infinite numbers; a hyper-parameter may well be one.
+            "hyperparameters": {
+                name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in asdict(method).items()
+            },
             "task": asdict(task),
             "class_names": federation.class_names,
             "federation": federation.fingerprint,
@@ -178,7 +183,7 @@ class RunWriter:
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         with (self.folder / name).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json_text(line) + "\n")
         self.unflushed.add(name)
 
     def _write_table(
@@ -201,7 +206,8 @@ class RunWriter:
         """Write ``clients.csv`` from an evaluation of all clients."""
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
         known = federation.attributes
-        columns = [*CLIENT_COLUMNS, *known, "accuracy", *extra]
+        *about, accuracy = CLIENT_COLUMNS
+        columns = [*about, *known, accuracy, *extra]
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
             client = outcome.client_id
@@ -245,7 +251,7 @@ class RunWriter:
         content = {"method": self.method.name, **summary, **judged, "machine": machine()}
         refuse_incomplete(content, self.folder)
         self._flush()
-        write_text(self.folder / SUMMARY, json.dumps(content, indent=2) + "\n")
+        write_text(self.folder / SUMMARY, json_text(content, indent=2) + "\n")
         return RunResult(self.folder, self.method.name, content, self.metrics)
 
 
