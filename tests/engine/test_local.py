@@ -346,10 +346,9 @@ def test_spawned_workers_give_the_same(
     def train(platform: str) -> Tensors:
         monkeypatch.setattr(local_engine.sys, "platform", platform)
         with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
-            outcomes = engine.train(
-                FedAvg(), task.initial_tensors(), [2], 1, ClientStates(tmp_path)
-            )
-            return FedAvg().aggregate({}, [o.update for o in outcomes if o.update])
+            start = task.initial_tensors()
+            outcomes = engine.train(FedAvg(), start, [2], 1, ClientStates(tmp_path))
+            return FedAvg().aggregate(start, [o.update for o in outcomes if o.update])
 
     forked, spawned = train("linux"), train("darwin")
     assert all(torch.equal(forked[name], spawned[name]) for name in forked)

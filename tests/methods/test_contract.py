@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pfedfda.data import FederationConfig
 from pfedfda.experiment import run
-from pfedfda.methods import Client, Method, all_methods, part
+from pfedfda.methods import WEIGHT, Client, Method, Tensors, Update, all_methods, part
 from tests.experiment.files import comparable_files
 from tests.methods.toy import TASK, make_client, same, snapshot
 
@@ -134,6 +134,83 @@ def test_bodies_and_heads_are_averaged_by_samples(name: str) -> None:
     for key in part(after, "body", "head"):
         first, second = (u.tensors[key].double() for u in updates)
         torch.testing.assert_close(after[key].double(), (2 * first + 6 * second) / 8)
+
+
+ADDITIVE = [name for name, method in all_methods().items() if method.additive]
+
+
+def some_updates(method: Method, state: Tensors) -> list[Update]:
+    clients = [
+        make_client([0, 1], 0),
+        make_client([0, 1, 2, 3, 0, 1], 1),
+        make_client([2, 2, 1], 2),
+    ]
+    return [
+        replace(method.train(c, method.message(state, c.client_id)), client_id=c.client_id)
+        for c in clients
+    ]
+
+
+def test_only_fedpac_must_see_single_updates() -> None:
+    assert set(all_methods()) - set(ADDITIVE) == {"fedpac"}
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_the_server_needs_nothing_but_the_sum(name: str) -> None:
+    """Two rounds: whoever adds up the contributions, the state is the same to the bit."""
+    method = make(name)
+    state = method.init(TASK)
+    for _ in range(2):
+        updates = some_updates(method, state)
+        sent = [snapshot(update.tensors) for update in updates]
+        contributions = [method.contribution(update) for update in updates]
+        assert all(same(u.tensors, t) for u, t in zip(updates, sent, strict=True))
+        for contribution, update in zip(contributions, updates, strict=True):
+            assert contribution[WEIGHT].item() == update.weight
+            assert all(t.dtype == torch.float64 for t in contribution.values())
+        total = {}
+        for key in contributions[0]:
+            first, second, third = (c[key] for c in contributions)
+            total[key] = first + second + third
+        before = snapshot(total)
+        after = method.finish(state, total)
+        assert same(total, before)
+        assert same(after, method.aggregate(state, iter(updates)))
+        assert {n: t.dtype for n, t in after.items()} == {n: t.dtype for n, t in state.items()}
+        state = after
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_the_sum_may_be_one_of_whole_numbers(name: str) -> None:
+    """What a secure aggregation adds up: contributions in fixed point, modulo 2^64."""
+    method = make(name)
+    state = method.init(TASK)
+    updates = some_updates(method, state)
+    unit = 2.0**-30
+    sums: Tensors = {}
+    for update in updates:
+        for key, tensor in method.contribution(update).items():
+            mask = torch.randint(-(2**62), 2**62, tensor.shape)
+            masked = (tensor / unit).round().long() + mask  # wraps around
+            sums[key] = sums.get(key, 0) + masked - mask
+    after = method.finish(state, {key: value.double() * unit for key, value in sums.items()})
+    for key, tensor in method.aggregate(state, updates).items():
+        torch.testing.assert_close(after[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_overriding_aggregate_means_that_the_sum_is_not_enough() -> None:
+    class Median(type(make("fedavg"))):  # type: ignore[misc]
+        def aggregate(self, state: Tensors, updates: object) -> Tensors:
+            return state
+
+    class Logged(type(make("fedavg"))):  # type: ignore[misc]
+        additive = True
+
+        def aggregate(self, state: Tensors, updates: object) -> Tensors:
+            return super().aggregate(state, updates)
+
+    assert not Median.additive
+    assert Logged.additive
 
 
 class CountQuestions(TorchDispatchMode):

@@ -1,6 +1,7 @@
 """Federated learning methods, one file each, on the contract in `pfedfda.methods.base`."""
 
 from pfedfda.methods.base import (
+    WEIGHT,
     Client,
     Method,
     Personal,
@@ -9,9 +10,9 @@ from pfedfda.methods.base import (
     Tensors,
     TrainingConfig,
     Update,
+    add,
     load,
     part,
-    weighted_mean,
 )
 from pfedfda.methods.registry import all_methods, expand_names, find_method, register
 from pfedfda.methods.training import (
@@ -24,6 +25,7 @@ from pfedfda.methods.training import (
 )
 
 __all__ = [
+    "WEIGHT",
     "Batch",
     "Client",
     "Method",
@@ -33,6 +35,7 @@ __all__ = [
     "Tensors",
     "TrainingConfig",
     "Update",
+    "add",
     "all_methods",
     "batches",
     "cross_entropy",
@@ -44,5 +47,4 @@ __all__ = [
     "register",
     "sgd",
     "to_input",
-    "weighted_mean",
 ]
