@@ -11,9 +11,10 @@ import torch
 from pfedfda import FederationConfig, InputError, RunResult, RunStoppedError, load_run, run
 from pfedfda.experiment import rounds
 from pfedfda.experiment.checks import fault_of
-from pfedfda.methods import Client, Personal, Tensors, Update, all_methods
+from pfedfda.methods import Client, Personal, Tensors, Update, all_methods, dry_run, part
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.lg_fedavg import LGFedAvg
 from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
@@ -82,15 +83,16 @@ def test_poisoned_updates_are_as_if_their_clients_were_not_there(
 def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
     method = all_methods()[name]()
     state = method.init(TASK)
+    expected = dry_run(method, TASK, state).up
     update = method.train(make_client([0, 1, 1, 2, 0, 1, 2, 2, 0]), method.message(state, 0))
-    assert fault_of(update, method, state, 1e6) is None
+    assert fault_of(update, method, expected, 1e6) is None
     for weight in (0.0, -1.0, float("nan"), float("inf"), "1", None):
-        assert "weight" in str(fault_of(Update(update.tensors, weight), method, state, 1e6))  # type: ignore[arg-type]
+        assert "weight" in str(fault_of(Update(update.tensors, weight), method, expected, 1e6))  # type: ignore[arg-type]
     extra = update.tensors | {"extra": torch.zeros(1)}
-    assert "'extra'" in str(fault_of(Update(extra, 1.0), method, state, 1e6))
+    assert "'extra'" in str(fault_of(Update(extra, 1.0), method, expected, 1e6))
     for tensor in update.tensors:  # whichever tensor it is
         rest = {n: t for n, t in update.tensors.items() if n != tensor}
-        assert f"{tensor} is missing" in str(fault_of(Update(rest, 1.0), method, state, 1e6))
+        assert f"{tensor} is missing" in str(fault_of(Update(rest, 1.0), method, expected, 1e6))
         like = update.tensors[tensor]
         for bad, words in {
             like.double(): "float64",
@@ -98,10 +100,47 @@ def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
             torch.full_like(like, float("nan")): "not finite",
             torch.full_like(like, 1e30): "norm",
         }.items():
-            fault = fault_of(Update(rest | {tensor: bad}, 1.0), method, state, 1e6)
+            fault = fault_of(Update(rest | {tensor: bad}, 1.0), method, expected, 1e6)
             assert fault is not None
             assert tensor in fault
             assert words in fault
+
+
+def test_layers_that_a_hyper_parameter_adds_are_checked_too() -> None:
+    method = LGFedAvg(shared="dense")
+    state = method.init(TASK)
+    expected = dry_run(method, TASK, state).up
+    update = method.train(make_client([0, 1, 2]), state)
+    assert fault_of(update, method, expected, 1e6) is None
+    head = part(update.tensors, "head")
+    assert "body.linear.weight is missing" in str(
+        fault_of(Update(head, 3.0), method, expected, 1e6)
+    )
+
+
+@dataclass(frozen=True)
+class Picky(FedAvg):
+    """FedAvg that does not train on two samples, and says whom it has met."""
+
+    name: ClassVar[str] = "picky"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        if client.num_samples == 2:
+            raise RuntimeError("two are too few")
+        return super().train(client, message)
+
+
+def test_a_method_that_needs_real_samples_runs_and_it_is_said_what_is_not_checked(
+    tiny_config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"rounds": 2, "workers": 0}
+    picky = run(Picky(), tiny_config, output=tmp_path / "picky", **settings)
+    said = capsys.readouterr().err
+    assert "updates are not checked by name and shape" in said
+    assert "(RuntimeError: two are too few)" in said
+    plain = run("fedavg", tiny_config, output=tmp_path / "plain", **settings)
+    assert same(final_state(picky.folder), final_state(plain.folder))
+    assert "not checked" not in capsys.readouterr().err
 
 
 @dataclass(frozen=True)

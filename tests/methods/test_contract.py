@@ -10,8 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pfedfda.data import FederationConfig
+from pfedfda.errors import InputError
 from pfedfda.experiment import run
-from pfedfda.methods import WEIGHT, Client, Method, Tensors, Update, all_methods, part
+from pfedfda.methods import WEIGHT, Client, Method, Tensors, Update, all_methods, dry_run, part
+from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.lg_fedavg import LGFedAvg
+from pfedfda.methods.pfedfda import PFedFDA
+from pfedfda.models import model_tensors
 from tests.experiment.files import comparable_files
 from tests.methods.toy import TASK, make_client, same, snapshot
 
@@ -259,14 +264,61 @@ def test_describes_itself(name: str) -> None:
     assert (method.__doc__ or "").strip()
 
 
-@EVERY_METHOD
-def test_exactly_the_stated_tensors_cross(name: str) -> None:
-    method = make(name)
+def kinds(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(method() for method in all_methods().values()),
+        LGFedAvg(shared="dense"),
+        PFedFDA(statistics="interpolated"),
+    ],
+    ids=lambda method: f"{method.name}-{getattr(method, 'shared', '')}",
+)
+@pytest.mark.parametrize("labels", [[3], [0, 1, 2, 3, 0], [1] * 12])
+def test_a_dry_run_tells_what_crosses(method: Method, labels: list[int]) -> None:
+    """Whatever a client holds, also in a later round; nothing that a run sees is changed."""
     state = method.init(TASK)
-    message = method.message(state, 0)
-    update = method.train(make_client([0, 1, 2, 3, 0]), message)
-    assert {key.split(".")[0] for key in message} == set(method.down)
-    assert {key.split(".")[0] for key in update.tensors} == set(method.up)
+    before, randomness = snapshot(state), torch.get_rng_state()
+    sent = dry_run(method, TASK, state)
+    assert same(state, before)
+    assert same(TASK.initial_tensors(), model_tensors(TASK.build_model()))
+    assert torch.equal(torch.get_rng_state(), randomness)
+    client = make_client(labels)
+    for number in (1, 2):
+        client.round = number
+        message = method.message(state, 0)
+        update = method.train(client, message)
+        assert kinds(message) == kinds(sent.down)
+        assert kinds(update.tensors) == kinds(sent.up)
+        state = method.aggregate(state, [replace(update, client_id=0)])
+
+
+def test_a_dry_run_leaves_the_randomness_of_a_run_alone() -> None:
+    class Noisy(FedAvg):
+        def train(self, client: Client, message: Tensors) -> Update:
+            torch.rand(3)  # as dropout does
+            for tensor in message.values():
+                tensor.zero_()  # which is forbidden, and must not reach the state
+            return super().train(client, message)
+
+    state = Noisy().init(TASK)
+    before, randomness = snapshot(state), torch.get_rng_state()
+    dry_run(Noisy(), TASK, state)
+    assert same(state, before)
+    assert torch.equal(torch.get_rng_state(), randomness)
+
+
+def test_the_name_of_the_weight_is_reserved() -> None:
+    class Clash(FedAvg):
+        def train(self, client: Client, message: Tensors) -> Update:
+            update = super().train(client, message)
+            return replace(update, tensors=update.tensors | {WEIGHT: torch.ones(1)})
+
+    with pytest.raises(InputError, match="'update_weight', a name that is kept"):
+        dry_run(Clash(), TASK, Clash().init(TASK))
 
 
 @EVERY_METHOD

@@ -9,7 +9,9 @@ from torch import Tensor
 from pfedfda.methods import Method, Tensors, Update
 
 
-def fault_of(update: Update, method: Method, state: Tensors, max_norm: float) -> str | None:
+def fault_of(
+    update: Update, method: Method, expected: Tensors | None, max_norm: float
+) -> str | None:
     """Return what is wrong with an update, None if nothing is.
 
     Parameters
@@ -18,39 +20,39 @@ def fault_of(update: Update, method: Method, state: Tensors, max_norm: float) ->
         What a client sent.
     method
         The method, which knows what its clients send.
-    state
-        The server's state that the clients started from.
+    expected
+        Tensors of the names, shapes and types that a proper update has (`dry_run`), None if that
+        is not known.
     max_norm
         The longest tensor that is believed.
     """
     weight = update.weight
     if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
         return f"its weight is {weight!r}"
-    expected = method.expects(state)
-    return _wrong_names(update.tensors, expected, method.up) or _wrong_tensor(
+    return _wrong_names(update.tensors, expected) or _wrong_tensor(
         update.tensors, expected, max_norm
     )
 
 
 def _wrong_names(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], parts: tuple[str, ...]
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None
 ) -> str | None:
+    if expected is None:
+        return None
     missing = [name for name in expected if name not in tensors]
     if missing:
         return f"the tensor {missing[0]} is missing"
-    described = {name.split(".")[0] for name in expected}
     for name in tensors:
-        first = name.split(".")[0]
-        if name not in expected and (first in described or first not in parts):
+        if name not in expected:
             return f"it has a tensor {name[:80]!r} that nobody asked for"
     return None
 
 
 def _wrong_tensor(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], max_norm: float
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None, max_norm: float
 ) -> str | None:
     for name, tensor in tensors.items():
-        like = expected.get(name)
+        like = (expected or {}).get(name)
         if like is not None and (tensor.shape != like.shape or tensor.dtype != like.dtype):
             return (
                 f"the tensor {name} is {_kind(tensor)} of shape {tuple(tensor.shape)} instead of "

@@ -22,7 +22,7 @@ from pfedfda.experiment.checks import fault_of
 from pfedfda.experiment.config import Config
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.results import RunResult, RunWriter
-from pfedfda.methods import Method, Tensors, Update
+from pfedfda.methods import Method, Tensors, Update, dry_run
 from pfedfda.seeding import torch_generator
 
 NEW_CLIENT_SEVERITY = 3
@@ -156,6 +156,7 @@ class Run:
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
         self.writer = RunWriter(folder, config, method, engine.task, engine.federation)
         initial = method.init(engine.task)
+        self.expected = self._expected_update(initial)
         checkpoint = self.writer.take_up(initial)
         if checkpoint is None:
             checkpoint = Checkpoint(0, initial)
@@ -168,6 +169,21 @@ class Run:
         self.seconds_before = float(self.tally.seconds["total"])
         self.last_failure = ""
         self.trained: list[int] = []
+
+    def _expected_update(self, initial: Tensors) -> Tensors | None:
+        """Return names, shapes and types of a proper update, None if a dry run does not tell."""
+        try:
+            return dry_run(self.method, self.engine.task, initial).up
+        except DivergedRunError:
+            return None  # the run will say so
+        except InputError:
+            raise
+        except Exception as error:  # whatever a user's method does with made-up samples
+            self.observer.say(
+                f"{self.method.title}: updates are not checked by name and shape, because training "
+                f"on two made-up samples failed ({type(error).__name__}: {error})."
+            )
+            return None
 
     def go(self) -> RunResult:
         """Run to the end."""
@@ -264,7 +280,7 @@ class Run:
                 assert outcome.update is not None
                 self.tally.add(outcome)
                 fault = fault_of(
-                    outcome.update, self.method, self.state, self.schedule.max_update_norm
+                    outcome.update, self.method, self.expected, self.schedule.max_update_norm
                 )
             if fault is None:
                 assert outcome.update is not None

@@ -15,6 +15,7 @@ from pfedfda.methods.base import (
     part,
 )
 from pfedfda.methods.registry import all_methods, expand_names, find_method, register
+from pfedfda.methods.traffic import Sent, dry_run
 from pfedfda.methods.training import (
     Batch,
     batches,
@@ -31,6 +32,7 @@ __all__ = [
     "Method",
     "Personal",
     "Samples",
+    "Sent",
     "Task",
     "Tensors",
     "TrainingConfig",
@@ -39,6 +41,7 @@ __all__ = [
     "all_methods",
     "batches",
     "cross_entropy",
+    "dry_run",
     "expand_names",
     "extract_features",
     "find_method",

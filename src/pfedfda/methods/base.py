@@ -221,10 +221,6 @@ class Method(ABC):
     """Where the method was published."""
     year: ClassVar[int]
     """When; lists of methods are in this order."""
-    down: ClassVar[tuple[str, ...]]
-    """What a message holds: the first parts of its tensors' names."""
-    up: ClassVar[tuple[str, ...]]
-    """What an update holds, likewise."""
     is_preset: ClassVar[bool] = False
     """Whether it is another method with other hyper-parameters; ``all`` leaves presets out."""
     additive: ClassVar[bool] = True
@@ -246,7 +242,12 @@ class Method(ABC):
 
     @abstractmethod
     def train(self, client: Client, message: Tensors) -> Update:
-        """Train at the client and return what goes up. It must not change the message."""
+        """Train at the client and return what goes up. It must not change the message.
+
+        The names, shapes and types of the tensors are the same for all clients and rounds. What
+        they are is seen before the first round (`pfedfda.methods.dry_run`), and an update that
+        differs is left out.
+        """
 
     @abstractmethod
     def personalize(self, client: Client, message: Tensors) -> Personal:
@@ -296,14 +297,6 @@ class Method(ABC):
         for update in updates:
             total = self.contribution(update, total)
         return self.finish(state, total)
-
-    def expects(self, state: Tensors) -> Tensors:
-        """Return tensors of the names, shapes and types that a proper update to this state has.
-
-        An update that is different is left out of the round. As a rule they are those tensors of
-        the state whose first parts are in `up`; of what `up` names besides, nothing is known.
-        """
-        return part(state, *self.up)
 
     def shared_model(self, client: Client, message: Tensors) -> nn.Module | None:
         """Return the model that all clients have in common, None if there is no such model."""

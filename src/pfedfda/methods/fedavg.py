@@ -25,8 +25,6 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     year: ClassVar[int] = 2017
-    down: ClassVar[tuple[str, ...]] = ("body", "head")
-    up: ClassVar[tuple[str, ...]] = ("body", "head")
 
     def init(self, task: Task) -> Tensors:
         """Return the initial model."""

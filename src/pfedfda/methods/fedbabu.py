@@ -45,8 +45,6 @@ class FedBABU(Method):
     title: ClassVar[str] = "FedBABU"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     year: ClassVar[int] = 2022
-    down: ClassVar[tuple[str, ...]] = ("body",)
-    up: ClassVar[tuple[str, ...]] = ("body",)
 
     fine_tune: Literal["head", "all"] = "head"
     fine_tune_epochs: int = 5

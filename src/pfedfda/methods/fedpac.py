@@ -65,15 +65,6 @@ class FedPAC(Method):
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     year: ClassVar[int] = 2023
     additive: ClassVar[bool] = False
-    down: ClassVar[tuple[str, ...]] = ("body", "head", "prototypes", "known")
-    up: ClassVar[tuple[str, ...]] = (
-        "body",
-        "head",
-        "prototypes",
-        "counts",
-        "class_features",
-        "variance",
-    )
 
     lam: float = 1.0
     head_epochs: int = 1
@@ -133,16 +124,6 @@ class FedPAC(Method):
             "variance": variance.float(),
         }
         return Update(sent, client.num_samples, {"train_loss": loss})
-
-    def expects(self, state: Tensors) -> Tensors:
-        """Expect one head, and what the combination of heads is computed from."""
-        return part(state, "body", "prototypes") | {
-            "head.weight": state["heads.weight"][0],
-            "head.bias": state["heads.bias"][0],
-            "counts": state["known"],
-            "class_features": state["prototypes"],
-            "variance": torch.zeros(1),
-        }
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
         """Add up bodies by samples and prototypes by class counts; heads are no part of a sum."""

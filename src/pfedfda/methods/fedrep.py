@@ -39,8 +39,6 @@ class FedRep(Method):
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
     year: ClassVar[int] = 2021
-    down: ClassVar[tuple[str, ...]] = ("body",)
-    up: ClassVar[tuple[str, ...]] = ("body",)
 
     head_epochs: int = 5
 

@@ -43,8 +43,6 @@ class LGFedAvg(Method):
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
     year: ClassVar[int] = 2020
-    down: ClassVar[tuple[str, ...]] = ("head",)
-    up: ClassVar[tuple[str, ...]] = ("head",)
 
     shared: Literal["head", "dense"] = "head"
 
@@ -64,10 +62,6 @@ class LGFedAvg(Method):
         upper = self._upper(client.model, tensors)
         client.state = {name: t for name, t in tensors.items() if name not in upper}
         return Update(upper, client.num_samples, {"train_loss": loss})
-
-    def expects(self, state: Tensors) -> Tensors:
-        """Expect the upper layers, which may be more than the head."""
-        return state
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the client's lower layers; a client without them trains a copy of all layers."""

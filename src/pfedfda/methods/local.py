@@ -23,8 +23,6 @@ class Local(Method):
     title: ClassVar[str] = "Local"
     paper: ClassVar[str] = "no federation"
     year: ClassVar[int] = 0
-    down: ClassVar[tuple[str, ...]] = ()
-    up: ClassVar[tuple[str, ...]] = ()
 
     def init(self, task: Task) -> Tensors:
         """Return nothing: the server has no state."""

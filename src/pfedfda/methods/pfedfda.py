@@ -119,8 +119,6 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
-    down: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
-    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance", "counts")
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
     keep: float = 0.2
@@ -204,11 +202,6 @@ class PFedFDA(Method):
         if self.personal == "stored":
             client.state |= part(model_tensors(client.model), "body")
         return self._update(client, _packed(mixed), metrics | self._metrics(betas))
-
-    def expects(self, state: Tensors) -> Tensors:
-        """Expect class counts beside body, means and covariance if statistics are pooled."""
-        counts = {"counts": state["seen"]} if self.statistics == "pooled" else {}
-        return super().expects(state) | counts
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
         """Weight by samples, but pooled means by class counts."""
@@ -403,7 +396,6 @@ class PFedFDAPaper(PFedFDA):
     name: ClassVar[str] = "pfedfda-paper"
     title: ClassVar[str] = "pFedFDA (paper)"
     is_preset: ClassVar[bool] = True
-    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 0.3
@@ -423,7 +415,6 @@ class PFedFDAReleased(PFedFDA):
     name: ClassVar[str] = "pfedfda-released"
     title: ClassVar[str] = "pFedFDA (released)"
     is_preset: ClassVar[bool] = True
-    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 1.0
