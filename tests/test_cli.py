@@ -113,7 +113,9 @@ def test_a_method_that_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
-    assert "fedavg-ft" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "fedavg-ft" in out
+    assert "Sends" in out
     assert main(["datasets"]) == 0
     out = capsys.readouterr().out
     assert "digits" in out

@@ -24,8 +24,10 @@ from pfedfda.experiment.observers import choose_observer
 from pfedfda.experiment.personal import personalize
 from pfedfda.experiment.rounds import InterruptedRunError
 from pfedfda.flower.project import federate
-from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.methods import Task, all_methods, dry_run, expand_names, find_method
 from pfedfda.methods.registry import load_method_file
+from pfedfda.methods.traffic import parts
+from pfedfda.models import ModelConfig
 from pfedfda.report import write_report
 from pfedfda.report.federation import clients_table, draw_figures, summary_table
 from pfedfda.report.paper_table import build_paper_table
@@ -422,9 +424,12 @@ def _methods(words: list[str]) -> int:
     table = Table()
     for heading in ("method", "what it does", "hyper-parameters", "paper"):
         table.add_column(heading, overflow="fold")
+    task = Task(ModelConfig(), (28, 28, 1), num_classes=10, num_clients=2)
     for name, method in all_methods().items():
         summary = (method.__doc__ or "").strip().split("\n")[0]
         fields = [f"{_flag(f.name)} {f.default}" for f in dataclasses.fields(method)]
+        sent = parts(dry_run(method(), task, method().init(task)).up)
+        summary += f"\nSends {', '.join(sent) or 'nothing'}."
         table.add_row(name, summary, "\n".join(fields), method.paper)
     plain_console().print(table)
     return 0

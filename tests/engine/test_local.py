@@ -458,9 +458,10 @@ def test_spawned_workers_give_the_same(
     def train(platform: str) -> Tensors:
         monkeypatch.setattr(local_engine.sys, "platform", platform)
         with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
+            start = task.initial_tensors()
             step = Step("train", FedAvg(), 1, ClientStates(tmp_path))
-            outcomes = engine.run(step, task.initial_tensors(), [2])
-            return FedAvg().aggregate({}, [o.update for o in outcomes if o.update])
+            outcomes = engine.run(step, start, [2])
+            return FedAvg().aggregate(start, [o.update for o in outcomes if o.update])
 
     forked, spawned = train("linux"), train("darwin")
     assert all(torch.equal(forked[name], spawned[name]) for name in forked)

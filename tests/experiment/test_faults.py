@@ -21,10 +21,13 @@ from pfedfda.methods import (
     Update,
     all_methods,
     cross_entropy,
+    dry_run,
+    part,
     sgd,
 )
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.lg_fedavg import LGFedAvg
 from pfedfda.methods.pfedfda import PFedFDA
 from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
@@ -274,15 +277,16 @@ def test_what_cannot_stand_in_the_results_is_left_out(
 def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
     method = all_methods()[name]()
     state = method.init(TASK)
+    expected = dry_run(method, TASK, state).up
     update = method.train(make_client([0, 1, 1, 2, 0, 1, 2, 2, 0]), method.message(state, 0))
-    assert fault_of(update, method, state, 1e6, 9) is None
+    assert fault_of(update, method, expected, 1e6, 9) is None
     for weight in (0.0, -1.0, 9.5, 10**400, float("nan"), float("inf"), "1", None):
-        assert "weight" in str(fault_of(Update(update.tensors, weight), method, state, 1e6, 9))  # type: ignore[arg-type]
+        assert "weight" in str(fault_of(Update(update.tensors, weight), method, expected, 1e6, 9))  # type: ignore[arg-type]
     extra = update.tensors | {"extra": torch.zeros(1)}
-    assert "'extra'" in str(fault_of(Update(extra, 9), method, state, 1e6, 9))
+    assert "'extra'" in str(fault_of(Update(extra, 9), method, expected, 1e6, 9))
     for tensor in update.tensors:  # whichever tensor it is
         rest = {n: t for n, t in update.tensors.items() if n != tensor}
-        assert f"{tensor} is missing" in str(fault_of(Update(rest, 9), method, state, 1e6, 9))
+        assert f"{tensor} is missing" in str(fault_of(Update(rest, 9), method, expected, 1e6, 9))
         like = update.tensors[tensor]
         for bad, words in {
             like.double(): "float64",
@@ -290,10 +294,47 @@ def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
             torch.full_like(like, float("nan")): "not finite",
             torch.full_like(like, 1e30): "norm",
         }.items():
-            fault = fault_of(Update(rest | {tensor: bad}, 9), method, state, 1e6, 9)
+            fault = fault_of(Update(rest | {tensor: bad}, 9), method, expected, 1e6, 9)
             assert fault is not None
             assert tensor in fault
             assert words in fault
+
+
+def test_layers_that_a_hyper_parameter_adds_are_checked_too() -> None:
+    method = LGFedAvg(shared="dense")
+    state = method.init(TASK)
+    expected = dry_run(method, TASK, state).up
+    update = method.train(make_client([0, 1, 2]), state)
+    assert fault_of(update, method, expected, 1e6) is None
+    head = part(update.tensors, "head")
+    assert "body.linear.weight is missing" in str(
+        fault_of(Update(head, 3.0), method, expected, 1e6)
+    )
+
+
+@dataclass(frozen=True)
+class Picky(FedAvg):
+    """FedAvg that does not train on two samples, and says whom it has met."""
+
+    name: ClassVar[str] = "picky"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        if client.num_samples == 2:
+            raise RuntimeError("two are too few")
+        return super().train(client, message)
+
+
+def test_a_method_that_needs_real_samples_runs_and_it_is_said_what_is_not_checked(
+    tiny_config: FederationConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"rounds": 2, "workers": 0}
+    picky = run(Picky(), tiny_config, output=tmp_path / "picky", **settings)
+    said = capsys.readouterr().err
+    assert "updates are not checked by name and shape" in said
+    assert "(RuntimeError: two are too few)" in said
+    plain = run("fedavg", tiny_config, output=tmp_path / "plain", **settings)
+    assert same(final_state(picky.folder), final_state(plain.folder))
+    assert "not checked" not in capsys.readouterr().err
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pfedfda.data import FederationConfig
+from pfedfda.errors import InputError
 from pfedfda.experiment import run
 from pfedfda.experiment.check_method import CHECKS, CheckFunction, find
-from pfedfda.methods import Client, Method, all_methods, part
-from tests.methods.toy import TASK, make_client
+from pfedfda.methods import WEIGHT, Client, Method, Tensors, Update, all_methods, dry_run, part
+from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.lg_fedavg import LGFedAvg
+from pfedfda.methods.pfedfda import PFedFDA
+from pfedfda.models import model_tensors
+from tests.methods.toy import TASK, make_client, same, snapshot
 
 EVERY_METHOD = pytest.mark.parametrize("name", list(all_methods()))
 
@@ -51,6 +56,83 @@ def test_bodies_and_heads_are_averaged_by_samples(name: str) -> None:
         torch.testing.assert_close(after[key].double(), (2 * first + 6 * second) / 8)
 
 
+ADDITIVE = [name for name, method in all_methods().items() if method.additive]
+
+
+def some_updates(method: Method, state: Tensors) -> list[Update]:
+    clients = [
+        make_client([0, 1], 0),
+        make_client([0, 1, 2, 3, 0, 1], 1),
+        make_client([2, 2, 1], 2),
+    ]
+    return [
+        replace(method.train(c, method.message(state, c.client_id)), client_id=c.client_id)
+        for c in clients
+    ]
+
+
+def test_only_fedpac_must_see_single_updates() -> None:
+    assert set(all_methods()) - set(ADDITIVE) == {"fedpac"}
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_the_server_needs_nothing_but_the_sum(name: str) -> None:
+    """Two rounds: whoever adds up the contributions, the state is the same to the bit."""
+    method = make(name)
+    state = method.init(TASK)
+    for _ in range(2):
+        updates = some_updates(method, state)
+        sent = [snapshot(update.tensors) for update in updates]
+        contributions = [method.contribution(update) for update in updates]
+        assert all(same(u.tensors, t) for u, t in zip(updates, sent, strict=True))
+        for contribution, update in zip(contributions, updates, strict=True):
+            assert contribution[WEIGHT].item() == update.weight
+            assert all(t.dtype == torch.float64 for t in contribution.values())
+        total = {}
+        for key in contributions[0]:
+            first, second, third = (c[key] for c in contributions)
+            total[key] = first + second + third
+        before = snapshot(total)
+        after = method.finish(state, total)
+        assert same(total, before)
+        assert same(after, method.aggregate(state, iter(updates)))
+        assert {n: t.dtype for n, t in after.items()} == {n: t.dtype for n, t in state.items()}
+        state = after
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_the_sum_may_be_one_of_whole_numbers(name: str) -> None:
+    """What a secure aggregation adds up: contributions in fixed point, modulo 2^64."""
+    method = make(name)
+    state = method.init(TASK)
+    updates = some_updates(method, state)
+    unit = 2.0**-30
+    sums: Tensors = {}
+    for update in updates:
+        for key, tensor in method.contribution(update).items():
+            mask = torch.randint(-(2**62), 2**62, tensor.shape)
+            masked = (tensor / unit).round().long() + mask  # wraps around
+            sums[key] = sums.get(key, 0) + masked - mask
+    after = method.finish(state, {key: value.double() * unit for key, value in sums.items()})
+    for key, tensor in method.aggregate(state, updates).items():
+        torch.testing.assert_close(after[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_overriding_aggregate_means_that_the_sum_is_not_enough() -> None:
+    class Median(type(make("fedavg"))):  # type: ignore[misc]
+        def aggregate(self, state: Tensors, updates: object) -> Tensors:
+            return state
+
+    class Logged(type(make("fedavg"))):  # type: ignore[misc]
+        additive = True
+
+        def aggregate(self, state: Tensors, updates: object) -> Tensors:
+            return super().aggregate(state, updates)
+
+    assert not Median.additive
+    assert Logged.additive
+
+
 class CountQuestions(TorchDispatchMode):
     """Counts operations for which an accelerator would have to stop and answer."""
 
@@ -86,6 +168,63 @@ def test_training_asks_the_device_once(name: str) -> None:
     method.train(watched, method.message(method.init(TASK), 0))
     assert loops
     assert all(asked == ["_local_scalar_dense"] for asked in loops)
+
+
+def kinds(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(method() for method in all_methods().values()),
+        LGFedAvg(shared="dense"),
+        PFedFDA(statistics="interpolated"),
+    ],
+    ids=lambda method: f"{method.name}-{getattr(method, 'shared', '')}",
+)
+@pytest.mark.parametrize("labels", [[3], [0, 1, 2, 3, 0], [1] * 12])
+def test_a_dry_run_tells_what_crosses(method: Method, labels: list[int]) -> None:
+    """Whatever a client holds, also in a later round; nothing that a run sees is changed."""
+    state = method.init(TASK)
+    before, randomness = snapshot(state), torch.get_rng_state()
+    sent = dry_run(method, TASK, state)
+    assert same(state, before)
+    assert same(TASK.initial_tensors(), model_tensors(TASK.build_model()))
+    assert torch.equal(torch.get_rng_state(), randomness)
+    client = make_client(labels)
+    for number in (1, 2):
+        client.round = number
+        message = method.message(state, 0)
+        update = method.train(client, message)
+        assert kinds(message) == kinds(sent.down)
+        assert kinds(update.tensors) == kinds(sent.up)
+        state = method.aggregate(state, [replace(update, client_id=0)])
+
+
+def test_a_dry_run_leaves_the_randomness_of_a_run_alone() -> None:
+    class Noisy(FedAvg):
+        def train(self, client: Client, message: Tensors) -> Update:
+            torch.rand(3)  # as dropout does
+            for tensor in message.values():
+                tensor.zero_()  # which is forbidden, and must not reach the state
+            return super().train(client, message)
+
+    state = Noisy().init(TASK)
+    before, randomness = snapshot(state), torch.get_rng_state()
+    dry_run(Noisy(), TASK, state)
+    assert same(state, before)
+    assert torch.equal(torch.get_rng_state(), randomness)
+
+
+def test_the_name_of_the_weight_is_reserved() -> None:
+    class Clash(FedAvg):
+        def train(self, client: Client, message: Tensors) -> Update:
+            update = super().train(client, message)
+            return replace(update, tensors=update.tensors | {WEIGHT: torch.ones(1)})
+
+    with pytest.raises(InputError, match="'update_weight', a name that is kept"):
+        dry_run(Clash(), TASK, Clash().init(TASK))
 
 
 @EVERY_METHOD

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pfedfda.data import Federation
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step
 from pfedfda.errors import InputError
-from pfedfda.methods import Task, TrainingConfig, Update, weighted_mean
+from pfedfda.methods import Task, Tensors, TrainingConfig, Update
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 from pfedfda.models import ModelConfig
 from pfedfda.seeding import torch_generator
@@ -43,8 +43,9 @@ def test_one_client_and_one_round_is_plain_sgd(tiny: Federation, tmp_path) -> No
     method = FedAvg()
     states = ClientStates(tmp_path)
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
-        outcomes = engine.run(Step("train", method, 1, states), method.init(task), [4])
-        state = method.aggregate({}, (o.update for o in outcomes if o.update))
+        start = method.init(task)
+        outcomes = engine.run(Step("train", method, 1, states), start, [4])
+        state = method.aggregate(start, (o.update for o in outcomes if o.update))
     data = tiny.client(4)
     expected = plain_sgd(
         task,
@@ -58,15 +59,18 @@ def test_one_client_and_one_round_is_plain_sgd(tiny: Federation, tmp_path) -> No
     assert not same(state, task.initial_tensors())
 
 
+START: Tensors = {"w": torch.zeros(1)}
+
+
 def test_average_is_weighted_by_samples() -> None:
     updates = [Update({"w": torch.tensor([float(v)])}, weight) for v, weight in ((1, 10), (4, 30))]
-    assert weighted_mean(iter(updates))["w"].item() == pytest.approx((10 + 120) / 40)
+    assert FedAvg().aggregate(START, iter(updates))["w"].item() == pytest.approx((10 + 120) / 40)
 
 
 def test_average_of_one_is_itself_to_the_bit() -> None:
     tensors = {"w": torch.randn(1000, generator=torch_generator("w"))}
     for weight in (1, 3, 7, 1001):
-        assert same(weighted_mean([Update(tensors, weight)]), tensors)
+        assert same(FedAvg().aggregate(START, [Update(tensors, weight)]), tensors)
 
 
 def test_average_does_not_hold_on_to_updates() -> None:
@@ -81,7 +85,7 @@ def test_average_does_not_hold_on_to_updates() -> None:
             yield update
             del update
 
-    assert weighted_mean(updates())["w"].tolist() == [2.5, 2.5]
+    assert FedAvg().aggregate(START, updates())["w"].tolist() == [2.5, 2.5]
 
 
 def test_fine_tuning_is_training_on_a_copy() -> None:

@@ -331,7 +331,7 @@ def test_algorithm_1_averages_by_samples() -> None:
     updates = [make_update(1.0, [], 1), make_update(4.0, [], 3)]
     for update in updates:
         del update.tensors["counts"]
-    after = ALGORITHM_1.aggregate({}, updates)
+    after = ALGORITHM_1.aggregate(updates[0].tensors, updates)
     assert after["means"][0, 0].item() == pytest.approx((1 + 3 * 4) / 4)
 
 

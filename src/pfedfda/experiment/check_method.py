@@ -31,6 +31,7 @@ from pfedfda.experiment.toy import (
     snapshot,
 )
 from pfedfda.methods import Method, Personal, Tensors
+from pfedfda.methods.base import add
 
 TINY = FederationConfig(partition="client-dirichlet", clients=6, samples=8, alpha=0.5)
 CheckFunction = Callable[[Method], None]
@@ -112,10 +113,10 @@ def _compare(first: Play, second: Play, otherwise: str) -> None:
 def describes_itself(method: Method) -> None:
     """Describe the method.
 
-    Make it a frozen dataclass with a docstring and the class attributes name, title, paper,
-    year, down and up.
+    Make it a frozen dataclass with a docstring and the class attributes name, title, paper and
+    year.
     """
-    for attribute in ("name", "title", "paper", "year", "down", "up"):
+    for attribute in ("name", "title", "paper", "year"):
         if not hasattr(method, attribute) or getattr(method, attribute) == "":
             raise ContractError(f"it has no {attribute}")
     if not (vars(type(method)).get("__doc__") or "").strip():
@@ -185,18 +186,25 @@ def names_are_stable(method: Method) -> None:
 
 
 @_check
-def parts_are_stated(method: Method) -> None:
-    """Send the parts that down and up name, and no others.
+def updates_add_up(method: Method) -> None:
+    """Aggregate by a sum, or say that this is not possible.
 
-    down and up list the first parts of the names, such as ('body', 'head').
+    Override contribution and finish; a method that must see single updates overrides aggregate
+    and has the class attribute additive = False.
     """
+    if not method.additive:
+        return
     state = method.init(TASK)
-    message = method.message(state, 0)
-    update = method.train(make_client(LABELS[1]), message)
-    for tensors, attribute in ((message, "down"), (update.tensors, "up")):
-        sent, stated = {name.split(".")[0] for name in tensors}, set(getattr(method, attribute))
-        if sent != stated:
-            raise ContractError(f"{attribute} is {sorted(stated)}, and sent is {sorted(sent)}")
+    updates = [
+        replace(method.train(make_client(LABELS[i], i), method.message(state, i)), client_id=i)
+        for i in range(2)
+    ]
+    total: Tensors = {}
+    for update in updates:
+        add(total, method.contribution(update))
+    one, other = method.finish(state, total), method.aggregate(state, iter(updates))
+    if (name := difference(one, other)) is not None:
+        raise ContractError(f"aggregate and the sum of contributions differ in {name!r}")
 
 
 @_check

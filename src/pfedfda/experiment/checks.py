@@ -22,7 +22,7 @@ PLAIN = re.compile(r"\w[\w.-]{0,59}")
 
 
 def fault_of(
-    update: Update, method: Method, state: Tensors, max_norm: float, samples: int
+    update: Update, method: Method, expected: Tensors | None, max_norm: float, samples: int
 ) -> str | None:
     """Return what is wrong with an update, None if nothing is.
 
@@ -32,8 +32,9 @@ def fault_of(
         What a client sent.
     method
         The method, which knows what its clients send.
-    state
-        The server's state that the clients started from.
+    expected
+        Tensors of the names, shapes and types that a proper update has (`dry_run`), None if that
+        is not known.
     max_norm
         The longest tensor that is believed.
     samples
@@ -46,10 +47,9 @@ def fault_of(
             f"its weight is {value}; it must be above 0 and at most {samples}, its number of "
             f"training samples"
         )
-    expected = method.expects(state)
     return (
         _wrong_metrics(update.metrics)
-        or _wrong_names(update.tensors, expected, method.up)
+        or _wrong_names(update.tensors, expected)
         or _wrong_tensor(update.tensors, expected, max_norm)
         or method.fault(update)
     )
@@ -99,24 +99,24 @@ def _wrong_metrics(metrics: Mapping[str, Any]) -> str | None:
 
 
 def _wrong_names(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], parts: tuple[str, ...]
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None
 ) -> str | None:
+    if expected is None:
+        return None
     missing = [name for name in expected if name not in tensors]
     if missing:
         return f"the tensor {missing[0]} is missing"
-    described = {name.split(".")[0] for name in expected}
     for name in tensors:
-        first = name.split(".")[0]
-        if name not in expected and (first in described or first not in parts):
+        if name not in expected:
             return f"it has a tensor {name[:80]!r} that nobody asked for"
     return None
 
 
 def _wrong_tensor(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], max_norm: float
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None, max_norm: float
 ) -> str | None:
     for name, tensor in tensors.items():
-        like = expected.get(name)
+        like = (expected or {}).get(name)
         if like is not None and (tensor.shape != like.shape or tensor.dtype != like.dtype):
             return (
                 f"the tensor {name} is {_kind(tensor)} of shape {tuple(tensor.shape)} instead of "

@@ -19,7 +19,7 @@ from pfedfda.engine import Engine, Outcome, Step
 from pfedfda.errors import DivergedRunError, InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of
 from pfedfda.experiment.observers import Observer
-from pfedfda.methods import Method, Tensors, Update
+from pfedfda.methods import Method, Tensors, Update, dry_run
 from pfedfda.runs import RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
 from pfedfda.runs.checkpoint import Checkpoint, sole_use
@@ -160,6 +160,7 @@ class Run:
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
         self.writer = RunWriter(folder, config, method, engine.task, engine.federation)
         initial = method.init(engine.task)
+        self.expected = self._expected_update(initial)
         checkpoint = self.writer.resume(initial)
         if checkpoint is None:
             checkpoint = Checkpoint(0, initial)
@@ -174,6 +175,21 @@ class Run:
         self.trained: list[int] = []
         self.diverged: set[int] = set()  # the clients whose last training had no finite end
         self.columns = {*CLIENT_COLUMNS, *engine.federation.attributes}
+
+    def _expected_update(self, initial: Tensors) -> Tensors | None:
+        """Return names, shapes and types of a proper update, None if a dry run does not tell."""
+        try:
+            return dry_run(self.method, self.engine.task, initial).up
+        except DivergedRunError:
+            return None  # the run will say so
+        except InputError:
+            raise
+        except Exception as error:  # whatever a user's method does with made-up samples
+            self.observer.say(
+                f"{self.method.title}: updates are not checked by name and shape, because training "
+                f"on two made-up samples failed ({type(error).__name__}: {error})."
+            )
+            return None
 
     def go(self) -> RunResult:
         """Run to the end."""
@@ -271,7 +287,11 @@ class Run:
                 self.tally.add(outcome)
                 samples = int(self.engine.federation.train_sizes[outcome.client_id])
                 fault = fault_of(
-                    outcome.update, self.method, self.state, self.schedule.max_update_norm, samples
+                    outcome.update,
+                    self.method,
+                    self.expected,
+                    self.schedule.max_update_norm,
+                    samples,
                 )
             if fault is None:
                 assert outcome.update is not None

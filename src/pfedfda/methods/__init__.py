@@ -1,6 +1,7 @@
 """Federated learning methods, one file each, on the contract in `pfedfda.methods.base`."""
 
 from pfedfda.methods.base import (
+    WEIGHT,
     Client,
     Method,
     Personal,
@@ -9,11 +10,12 @@ from pfedfda.methods.base import (
     Tensors,
     TrainingConfig,
     Update,
+    add,
     load,
     part,
-    weighted_mean,
 )
 from pfedfda.methods.registry import all_methods, expand_names, find_method, register
+from pfedfda.methods.traffic import Sent, dry_run
 from pfedfda.methods.training import (
     Batch,
     batches,
@@ -24,18 +26,22 @@ from pfedfda.methods.training import (
 )
 
 __all__ = [
+    "WEIGHT",
     "Batch",
     "Client",
     "Method",
     "Personal",
     "Samples",
+    "Sent",
     "Task",
     "Tensors",
     "TrainingConfig",
     "Update",
+    "add",
     "all_methods",
     "batches",
     "cross_entropy",
+    "dry_run",
     "expand_names",
     "extract_features",
     "find_method",
@@ -44,5 +50,4 @@ __all__ = [
     "register",
     "sgd",
     "to_input",
-    "weighted_mean",
 ]

@@ -20,6 +20,8 @@ from pfedfda.errors import InputError, unknown
 from pfedfda.models import Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
+WEIGHT = "update_weight"
+"""The name of an update's weight in its contribution; no tensor of an update has it."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +205,14 @@ class Personal(NamedTuple):
 class Method(ABC):
     """A federated learning method; its hyper-parameters are its dataclass fields.
 
-    A subclass is registered with `pfedfda.methods.register`. The five functions have no hidden
-    state: what the server knows is the state that `aggregate` returns, and what a client knows is
-    ``client.state``.
+    A subclass is registered with `pfedfda.methods.register`. It has four functions to write:
+    `init`, `message`, `train` and `personalize`. The server then averages what the clients send,
+    weighted by their samples; a method that forms its state from the sum in another way overrides
+    `finish`, one that adds up something else `contribution` too, and one that must see single
+    updates `aggregate`.
+
+    No function has hidden state: what the server knows is the state that `aggregate` returns, and
+    what a client knows is ``client.state``.
     """
 
     name: ClassVar[str]
@@ -216,12 +223,16 @@ class Method(ABC):
     """Where the method was published."""
     year: ClassVar[int]
     """When; lists of methods are in this order."""
-    down: ClassVar[tuple[str, ...]]
-    """What a message holds: the first parts of its tensors' names."""
-    up: ClassVar[tuple[str, ...]]
-    """What an update holds, likewise."""
     is_preset: ClassVar[bool] = False
     """Whether it is another method with other hyper-parameters; ``all`` leaves presets out."""
+    additive: ClassVar[bool] = True
+    """Whether the sum of contributions is all that the server needs, so that whoever adds up (a
+    tree of machines, a secure aggregation) need not show it single updates."""
+
+    def __init_subclass__(cls, **keywords: object) -> None:
+        super().__init_subclass__(**keywords)
+        if "aggregate" in vars(cls) and "additive" not in vars(cls):
+            cls.additive = False
 
     @abstractmethod
     def init(self, task: Task) -> Tensors:
@@ -233,27 +244,61 @@ class Method(ABC):
 
     @abstractmethod
     def train(self, client: Client, message: Tensors) -> Update:
-        """Train at the client and return what goes up. It must not change the message."""
+        """Train at the client and return what goes up. It must not change the message.
 
-    @abstractmethod
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Return the server's state after a round.
-
-        `updates` is a stream: while one update is taken in, clients still train. Its order is the
-        same whatever the engine, so a sum over it is reproducible to the bit.
+        The names, shapes and types of the tensors are the same for all clients and rounds. What
+        they are is seen before the first round (`pfedfda.methods.dry_run`), and an update that
+        differs is left out.
         """
 
     @abstractmethod
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Return the model that the client uses; nothing that training sees may change."""
 
-    def expects(self, state: Tensors) -> Tensors:
-        """Return tensors of the names, shapes and types that a proper update to this state has.
+    def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
+        """Return what is added up over clients, in double precision.
 
-        An update that is different is left out of the round. As a rule they are those tensors of
-        the state whose first parts are in `up`; of what `up` names besides, nothing is known.
+        By default that is each tensor times the update's weight, and the weight itself under the
+        name `WEIGHT`. It must not change the update.
+
+        Parameters
+        ----------
+        update
+            What a client sent.
+        total
+            The sum of other contributions, to which this one is added in place; without it the
+            contribution comes alone. Both ways give the same sum: to the bit if weights are whole
+            numbers and tensors in single precision, whose products are exact.
         """
-        return part(state, *self.up)
+        total = {} if total is None else total
+        add(total, update.tensors, update.weight)
+        add(total, {WEIGHT: torch.tensor(update.weight, dtype=torch.float64)})
+        return total
+
+    def finish(self, state: Tensors, total: Tensors) -> Tensors:
+        """Return the server's state after a round, from the sum of contributions alone.
+
+        By default that is the mean of the clients' tensors, in the types that they have in the
+        state. It must not change the state or the sum.
+        """
+        weight = float(total[WEIGHT])
+        return {
+            name: (tensor / weight).to(state[name].dtype)
+            for name, tensor in total.items()
+            if name != WEIGHT
+        }
+
+    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
+        """Return the server's state after a round.
+
+        `updates` is a stream: while one update is taken in, clients still train, and memory does
+        not grow with the number of clients. Its order is the same whatever the engine, so a sum
+        over it is reproducible to the bit.
+        """
+        total: Tensors = {}
+        for update in updates:
+            total = self.contribution(update, total)
+        return self.finish(state, total)
 
     def fault(self, update: Update) -> str | None:
         """Return why an update cannot be that of a proper client, None if it can.
@@ -282,23 +327,12 @@ def load(model: nn.Module, tensors: Tensors) -> None:
         raise KeyError(f"the model has no tensor {unexpected[0]!r}")
 
 
-def weighted_mean(updates: Iterable[Update]) -> Tensors:
-    """Return the mean of the updates' tensors, weighted by the updates' weights.
-
-    The sum runs in double precision, one update at a time, so memory does not grow with the number
-    of clients, and the mean of one update is that update to the bit.
-    """
-    total = 0.0
-    sums: Tensors = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for update in updates:
-        total += update.weight
-        for name, tensor in update.tensors.items():
-            if name not in sums:
-                sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-                dtypes[name] = tensor.dtype
-            sums[name].add_(tensor, alpha=update.weight)
-    return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+def add(total: Tensors, tensors: Tensors, weight: float = 1.0) -> None:
+    """Add tensors times a weight to a sum in double precision, in place."""
+    for name, tensor in tensors.items():
+        if name not in total:
+            total[name] = torch.zeros(tensor.shape, dtype=torch.float64)
+        total[name].add_(tensor, alpha=weight)
 
 
 def wrong_counts(counts: Tensor, weight: float) -> str | None:

@@ -4,14 +4,13 @@ H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas, "Communic
 Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
 from pfedfda.errors import InputError
-from pfedfda.methods.base import Client, Method, Personal, Task, Tensors, Update, weighted_mean
+from pfedfda.methods.base import Client, Method, Personal, Task, Tensors, Update
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
@@ -26,8 +25,6 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     year: ClassVar[int] = 2017
-    down: ClassVar[tuple[str, ...]] = ("body", "head")
-    up: ClassVar[tuple[str, ...]] = ("body", "head")
 
     def init(self, task: Task) -> Tensors:
         """Return the initial model."""
@@ -42,10 +39,6 @@ class FedAvg(Method):
         client.model.load_state_dict(message)
         loss = sgd(client, client.model.parameters(), cross_entropy(client.model))
         return Update(model_tensors(client.model), client.num_samples, {"train_loss": loss})
-
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Average the models, weighted by the number of training samples."""
-        return weighted_mean(updates)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the global model as it is."""

@@ -7,7 +7,6 @@ All clients share one random head, which is never trained: it only gives the bod
 It follows from the seed, so it need not be sent.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,7 +22,6 @@ from pfedfda.methods.base import (
     Update,
     load,
     part,
-    weighted_mean,
 )
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import cross_entropy, sgd
@@ -47,8 +45,6 @@ class FedBABU(Method):
     title: ClassVar[str] = "FedBABU"
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     year: ClassVar[int] = 2022
-    down: ClassVar[tuple[str, ...]] = ("body",)
-    up: ClassVar[tuple[str, ...]] = ("body",)
 
     fine_tune: Literal["head", "all"] = "head"
     fine_tune_epochs: int = 5
@@ -71,10 +67,6 @@ class FedBABU(Method):
         loss = sgd(client, client.model.body.parameters(), cross_entropy(model))
         sent = part(model_tensors(client.model), "body")
         return Update(sent, client.num_samples, {"train_loss": loss})
-
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Average the bodies."""
-        return weighted_mean(updates)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Fine-tune the head, or everything, in the scratch model."""

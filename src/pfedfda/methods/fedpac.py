@@ -8,7 +8,7 @@ class prototypes. Heads are personal: after every round the server gives each pa
 combination of all participants' heads that a bound on its test loss says is best.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -20,15 +20,16 @@ from torch import Tensor
 
 from pfedfda.errors import InputError
 from pfedfda.methods.base import (
+    WEIGHT,
     Client,
     Method,
     Personal,
     Task,
     Tensors,
     Update,
+    add,
     load,
     part,
-    weighted_mean,
     wrong_counts,
 )
 from pfedfda.methods.registry import register
@@ -72,15 +73,7 @@ class FedPAC(Method):
     title: ClassVar[str] = "FedPAC"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     year: ClassVar[int] = 2023
-    down: ClassVar[tuple[str, ...]] = ("body", "head", "prototypes", "known")
-    up: ClassVar[tuple[str, ...]] = (
-        "body",
-        "head",
-        "prototypes",
-        "counts",
-        "class_features",
-        "variance",
-    )
+    additive: ClassVar[bool] = False
 
     lam: float = 1.0
     head_epochs: int = 1
@@ -144,14 +137,24 @@ class FedPAC(Method):
         }
         return Update(sent, client.num_samples, {"train_loss": loss})
 
-    def expects(self, state: Tensors) -> Tensors:
-        """Expect one head, and what the combination of heads is computed from."""
-        return part(state, "body", "prototypes") | {
-            "head.weight": state["heads.weight"][0],
-            "head.bias": state["heads.bias"][0],
-            "counts": state["known"],
-            "class_features": state["prototypes"],
-            "variance": torch.zeros(1),
+    def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
+        """Add up bodies by samples and prototypes by class counts; heads are no part of a sum."""
+        body = replace(update, tensors=part(update.tensors, "body"))
+        total = super().contribution(body, total)
+        counts = update.tensors["counts"].double()
+        prototypes = counts[:, None] * update.tensors["prototypes"]
+        add(total, {"prototypes": prototypes, "counts": counts})
+        return total
+
+    def finish(self, state: Tensors, total: Tensors) -> Tensors:
+        """Form the shared body and prototypes; a class that nobody holds keeps its own."""
+        held = total["counts"] > 0
+        fresh = (total["prototypes"] / total["counts"].clamp(min=1)[:, None]).float()
+        return {
+            **part(state, "heads"),
+            **super().finish(state, part(total, "body", WEIGHT)),
+            "prototypes": torch.where(held[:, None], fresh, state["prototypes"]),
+            "known": torch.maximum(state["known"], held.float()),
         }
 
     def fault(self, update: Update) -> str | None:
@@ -166,27 +169,15 @@ class FedPAC(Method):
         return wrong_counts(counts, update.weight)
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Average bodies by samples and prototypes by class counts; combine the heads."""
-        sums = torch.zeros(state["prototypes"].shape, dtype=torch.float64)
-        counts = torch.zeros(len(sums), dtype=torch.float64)
+        """Form what is shared from a sum; combine the heads, which needs those of all clients."""
+        total: Tensors = {}
         personal: dict[int, Tensors] = {}
-
-        def bodies() -> Iterator[Update]:
-            for update in updates:
-                tensors = update.tensors
-                of_client = tensors["counts"].double()
-                sums.add_(of_client[:, None] * tensors["prototypes"])
-                counts.add_(of_client)
-                kept = part(tensors, "head", "class_features", "variance")
-                personal[update.client_id] = {name: t.clone() for name, t in kept.items()}
-                yield replace(update, tensors=part(tensors, "body"))
-
-        after = weighted_mean(bodies())
-        held = counts > 0
-        fresh = (sums / counts.clamp(min=1)[:, None]).float()
-        after["prototypes"] = torch.where(held[:, None], fresh, state["prototypes"])
-        after["known"] = torch.maximum(state["known"], held.float())
-        return after | self._combine_heads(state, dict(sorted(personal.items())))
+        for update in updates:
+            total = self.contribution(update, total)
+            kept = part(update.tensors, "head", "class_features", "variance")
+            personal[update.client_id] = {name: t.clone() for name, t in kept.items()}
+        heads = self._combine_heads(state, dict(sorted(personal.items())))
+        return self.finish(state, total) | heads
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the received body and head, as a rule after local training on a copy."""

@@ -4,7 +4,6 @@ L. Collins, H. Hassani, A. Mokhtari and S. Shakkottai, "Exploiting Shared Repres
 Personalized Federated Learning", ICML 2021.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +17,6 @@ from pfedfda.methods.base import (
     Update,
     load,
     part,
-    weighted_mean,
 )
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import cross_entropy, sgd
@@ -41,8 +39,6 @@ class FedRep(Method):
     title: ClassVar[str] = "FedRep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
     year: ClassVar[int] = 2021
-    down: ClassVar[tuple[str, ...]] = ("body",)
-    up: ClassVar[tuple[str, ...]] = ("body",)
 
     head_epochs: int = 5
 
@@ -65,10 +61,6 @@ class FedRep(Method):
         tensors = model_tensors(client.model)
         client.state = part(tensors, "head")
         return Update(part(tensors, "body"), client.num_samples, {"train_loss": loss})
-
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Average the bodies."""
-        return weighted_mean(updates)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the global body with the client's head; a client without one trains it now."""

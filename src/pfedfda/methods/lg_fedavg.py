@@ -8,7 +8,6 @@ and the upper layers are averaged. All start from the common initial weights; th
 a model that FedAvg has trained.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,7 +21,6 @@ from pfedfda.methods.base import (
     Tensors,
     Update,
     load,
-    weighted_mean,
 )
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import cross_entropy, sgd
@@ -45,8 +43,6 @@ class LGFedAvg(Method):
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., 2020"
     year: ClassVar[int] = 2020
-    down: ClassVar[tuple[str, ...]] = ("head",)
-    up: ClassVar[tuple[str, ...]] = ("head",)
 
     shared: Literal["head", "dense"] = "head"
 
@@ -66,14 +62,6 @@ class LGFedAvg(Method):
         upper = self._upper(client.model, tensors)
         client.state = {name: t for name, t in tensors.items() if name not in upper}
         return Update(upper, client.num_samples, {"train_loss": loss})
-
-    def expects(self, state: Tensors) -> Tensors:
-        """Expect the upper layers, which may be more than the head."""
-        return state
-
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Average the upper layers."""
-        return weighted_mean(updates)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the client's lower layers; a client without them trains a copy of all layers."""

@@ -5,7 +5,6 @@ a comparison do the same number of local epochs. With participation q over R rou
 q·R + 1 times the local epochs; ``--participation 1`` gives every client all R rounds.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,8 +23,6 @@ class Local(Method):
     title: ClassVar[str] = "Local"
     paper: ClassVar[str] = "no federation"
     year: ClassVar[int] = 0
-    down: ClassVar[tuple[str, ...]] = ()
-    up: ClassVar[tuple[str, ...]] = ()
 
     def init(self, task: Task) -> Tensors:
         """Return nothing: the server has no state."""
@@ -41,12 +38,6 @@ class Local(Method):
         loss = sgd(client, client.model.parameters(), cross_entropy(client.model))
         client.state = model_tensors(client.model)
         return Update({}, client.num_samples, {"train_loss": loss})
-
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
-        """Let the clients train; there is nothing to combine."""
-        for _ in updates:
-            pass
-        return state
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the client's own model, or the common start if it has never trained."""

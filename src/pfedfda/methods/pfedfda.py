@@ -18,7 +18,6 @@ others. Each is a hyper-parameter; four named presets fix them all:
   (docs/search.md says how it was chosen).
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -38,15 +37,16 @@ from pfedfda.gaussian import (
     unpack_symmetric,
 )
 from pfedfda.methods.base import (
+    WEIGHT,
     Client,
     Method,
     Personal,
     Task,
     Tensors,
     Update,
+    add,
     load,
     part,
-    weighted_mean,
     wrong_counts,
 )
 from pfedfda.methods.registry import register
@@ -121,8 +121,6 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
-    down: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
-    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance", "counts")
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
     keep: float = 0.2
@@ -207,10 +205,17 @@ class PFedFDA(Method):
             client.state |= part(model_tensors(client.model), "body")
         return self._update(client, _packed(mixed), metrics | self._metrics(betas))
 
-    def expects(self, state: Tensors) -> Tensors:
-        """Expect class counts beside body, means and covariance if statistics are pooled."""
-        counts = {"counts": state["seen"]} if self.statistics == "pooled" else {}
-        return super().expects(state) | counts
+    def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
+        """Weight by samples, but pooled means by class counts."""
+        if self.statistics == "interpolated":
+            return super().contribution(update, total)
+        by_samples = replace(update, tensors=part(update.tensors, "body", "covariance"))
+        total = super().contribution(by_samples, total)
+        counts, means = (update.tensors[name].double() for name in ("counts", "means"))
+        add(total, {"means": counts[:, None] * means, "counts": counts})
+        if self.scatter == "total":
+            add(total, {"squares": means.T @ (counts[:, None] * means)})
+        return total
 
     def fault(self, update: Update) -> str | None:
         """Refuse class counts that cannot be, and what is no covariance."""
@@ -219,33 +224,19 @@ class PFedFDA(Method):
         counts = update.tensors.get("counts")
         return None if counts is None else wrong_counts(counts, update.weight)
 
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
+    def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Average the bodies and form the global Gaussians (line 14)."""
         if self.statistics == "interpolated":
-            return weighted_mean(updates)
-        sums = torch.zeros(state["means"].shape, dtype=torch.float64)
-        counts = torch.zeros(len(sums), dtype=torch.float64)
-        squares = torch.zeros(sums.shape[1], sums.shape[1], dtype=torch.float64)
-
-        def without_means() -> Iterator[Update]:
-            for update in updates:
-                tensors = dict(update.tensors)
-                of_client = tensors.pop("counts").double()
-                means = tensors.pop("means").double()
-                sums.add_(of_client[:, None] * means)
-                if self.scatter == "total":
-                    squares.add_(means.T @ (of_client[:, None] * means))
-                counts.add_(of_client)
-                yield replace(update, tensors=tensors)
-
-        average = weighted_mean(without_means())
+            return super().finish(state, total)
+        sums, counts = total["means"], total["counts"]
+        average = super().finish(state, part(total, "body", "covariance", WEIGHT))
         held, seen = counts > 0, state["seen"] > 0
         # A class is first seen as it is: its random start carries no information. Until then the
         # mean of everything stands in for it, and a class that nobody holds now keeps its mean.
         stand_in = torch.where(seen[:, None], state["means"], (sums.sum(0) / counts.sum()).float())
         means = sums / counts.clamp(min=1)[:, None]
         if self.scatter == "total":
-            between = (squares - means.T @ (counts[:, None] * means)) / counts.sum()
+            between = (total["squares"] - means.T @ (counts[:, None] * means)) / counts.sum()
             average["covariance"] += pack_symmetric(between).float()
         fresh = means.float()
         moved = torch.where(seen[:, None], self._moving(state["means"], fresh), fresh)
@@ -414,7 +405,6 @@ class PFedFDAPaper(PFedFDA):
     name: ClassVar[str] = "pfedfda-paper"
     title: ClassVar[str] = "pFedFDA (paper)"
     is_preset: ClassVar[bool] = True
-    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 0.3
@@ -434,7 +424,6 @@ class PFedFDAReleased(PFedFDA):
     name: ClassVar[str] = "pfedfda-released"
     title: ClassVar[str] = "pFedFDA (released)"
     is_preset: ClassVar[bool] = True
-    up: ClassVar[tuple[str, ...]] = ("body", "means", "covariance")
 
     statistics: Literal["interpolated", "pooled"] = "interpolated"
     ridge: float = 1.0

@@ -4,14 +4,13 @@ C. T. Dinh, N. H. Tran and T. D. Nguyen, "Personalized Federated Learning with M
 NeurIPS 2020.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from pfedfda.errors import InputError
-from pfedfda.methods.base import Client, Personal, Tensors, Update, weighted_mean
+from pfedfda.methods.base import Client, Personal, Tensors, Update
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import cross_entropy, sgd
@@ -63,9 +62,9 @@ class PFedMe(FedAvg):
         client.model.load_state_dict(followed)
         return Update(model_tensors(client.model), client.num_samples, {"train_loss": loss})
 
-    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
+    def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Move the global model towards the average of the clients' w."""
-        average = weighted_mean(updates)
+        average = super().finish(state, total)
         return {
             name: (1 - self.mixing) * state[name] + self.mixing * average[name] for name in state
         }
