@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pfedfda.data.shift import Shift
 from pfedfda.engine import ClientStates, Outcome
 from pfedfda.engine.runner import JobKind, num_bytes
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import PfedfdaError, RunStoppedError
 from pfedfda.experiment.checks import PLAIN
 from pfedfda.experiment.config import Config
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
@@ -121,13 +121,17 @@ class FlowerEngine:
             keep_model=kind == "evaluate" and last and shift is None,
             shift=shift,
         )
-        self.sites.refresh(self.federation.client_names)
+        self._look_for_sites()
         bytes_down: dict[int, int] = {}
+        nodes: dict[int, int] = {}
 
-        def question(client_id: int) -> Message | None:
+        def question(client_id: int) -> Message | str:
             node = self.sites.node_of(self.federation.client_names[client_id])
             if node is None:
-                return None
+                return "it is not connected"
+            if self.sites.is_silent(node):
+                return "it has let several questions pass, and takes part again when it answers"
+            nodes[client_id] = node
             message = method.message(state, client_id)
             bytes_down[client_id] = num_bytes(message)
             return Message(
@@ -147,13 +151,23 @@ class FlowerEngine:
                 while pending and len(order) - len(pending) < position + window:
                     asked = pending.popleft()
                     message = question(asked)
-                    if message is None:
-                        arrived[asked] = Outcome(asked, failure="it is not connected")
+                    if isinstance(message, str):
+                        arrived[asked] = Outcome(asked, failure=message)
                     else:
                         replies.ask(asked, message)
                 for who, reply in replies.collect(wait=client_id not in arrived):
+                    self.sites.note(nodes[who], reply)
                     arrived[who] = self._outcome(kind, who, reply, bytes_down[who])
             yield arrived.pop(client_id)
+
+    def _look_for_sites(self) -> None:
+        """See who is there; if nobody is, wait, lest all rounds pass without anybody."""
+        names = set(self.federation.client_names)
+        self.sites.refresh(self.federation.client_names)
+        if names.isdisjoint(self.sites.answering):
+            self.sites.say(f"No site answers; waiting for one for up to {self.timeout:g} s.")
+            if not self.sites.gather(lambda there: not names.isdisjoint(there), self.timeout):
+                raise RunStoppedError(f"No site of the run has answered for {self.timeout:g} s.")
 
     def _outcome(
         self, kind: JobKind, client_id: int, reply: Message | str, bytes_down: int
