@@ -24,6 +24,7 @@ from pfedfda.errors import InputError, PfedfdaError
 SMALL = 2**24  # what a description in JSON, TOML or CSV may have; real ones have a thousandth
 MOST_TOML, LONGEST_LINE = 2**17, 5000  # of settings
 LARGEST_SIDE = 1024  # of an image, in pixels
+MOST_CLASSES = 100_000  # ImageNet-21k has 21,841; a head for more would have 200 MB and beyond
 LARGE = 2**28  # what a table or a log of a long run with many clients may have
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 

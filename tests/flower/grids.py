@@ -27,6 +27,7 @@ class FakeGrid(Grid):
         self.app = app
         self.nodes = nodes
         self.silent: set[int] = set()
+        self._held: list[tuple[int, str, Message]] = []
         self.tamper: dict[int, Tamper] = {}
         self.asked: list[tuple[int, str]] = []
         self.sent_up: list[Message] = []
@@ -55,9 +56,18 @@ class FakeGrid(Grid):
             message.metadata.__dict__["_message_id"] = message_id
             self.asked.append((node, message.metadata.message_type))
             ids.append(message_id)
-            if node not in self.silent:
+            if node in self.silent:
+                self._held.append((node, message_id, message))
+            else:
                 self._replies[message_id] = self._reply(node, over_the_wire(message))
         return ids
+
+    def wake(self, *nodes: int) -> None:
+        """Let silent nodes answer what they have been asked, and from now on everything."""
+        self.silent -= set(nodes)
+        for node, message_id, message in [held for held in self._held if held[0] in nodes]:
+            self._replies[message_id] = self._reply(node, over_the_wire(message))
+        self._held = [held for held in self._held if held[0] not in nodes]
 
     def _reply(self, node: int, message: Message) -> Message:
         context = Context(1, node, self.nodes[node], RecordDict(), {})

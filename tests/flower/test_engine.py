@@ -1,9 +1,10 @@
 """The round loop over sites that fail, lie, leave and come back."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfd
 from flwr.app import Message, MetricRecord, RecordDict
 
 from pfedfda.flower.client_app import app
+from pfedfda.flower.exchange import Sites
 from pfedfda.flower.records import pack, tensors_of
 from pfedfda.flower.server_app import serve
 from pfedfda.flower.settings import read_run_config
@@ -337,6 +339,109 @@ def test_silent_and_absent_sites_are_left_out_of_the_round(tmp_path: Path) -> No
     assert result.summary["evaluated_clients"] == 2
 
 
+class Hanging(Observer):
+    """Lets some sites fall silent and answer again after some rounds."""
+
+    def __init__(self, grid: FakeGrid, nodes: set[int], after: int, until: int) -> None:
+        self.grid, self.nodes, self.after, self.until = grid, nodes, after, until
+
+    def trained(self, round_number: int, train_loss: float | None) -> None:
+        if round_number == self.after:
+            self.grid.silent |= self.nodes
+        if round_number == self.until:
+            self.grid.wake(*self.nodes)
+
+
+def test_a_hanging_site_is_waited_for_twice_and_takes_part_again_when_it_answers(
+    tmp_path: Path,
+) -> None:
+    grid = three_sites(tmp_path)
+    settings = RUN | {"output": str(tmp_path), "rounds": 9, "timeout": 0.5}
+    result = serve(grid, read_run_config(settings), Hanging(grid, {2}, 1, 6), poll=0.01)
+    lines = failures(result.folder)
+    assert {line["name"] for line in lines} == {"kaunas"}
+    # It is silent from the second round on, and answers in the sixth, which the seventh hears.
+    assert [line["round"] for line in lines] == [2, 3, 4, 5, 6]
+    assert all("did not answer within 0.5 s" in line["reason"] for line in lines[:2])
+    assert {line["reason"] for line in lines[2:]} == {
+        "it has let several questions pass, and takes part again when it answers"
+    }
+    work = [node for node, kind in grid.asked if kind != "query"]
+    assert work.count(2) == 9 - 3 + 1  # three rounds without, and the evaluation
+    assert work.count(1) == work.count(3) == 9 + 1
+
+
+def test_a_silent_site_keeps_its_name(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+
+    class Impostor(Hanging):
+        def trained(self, round_number: int, train_loss: float | None) -> None:
+            super().trained(round_number, train_loss)
+            if round_number == 3:
+                del grid.nodes[3]  # somebody is missing, so that newcomers are asked
+                grid.nodes[0] = grid.nodes[2]
+
+    settings = RUN | {"output": str(tmp_path), "rounds": 6}
+    serve(grid, read_run_config(settings), Impostor(grid, {2}, 1, 99), poll=0.01)
+    assert {kind for node, kind in grid.asked if node == 0} == {"query"}
+
+
+def test_rounds_do_not_pass_while_nobody_answers(tmp_path: Path) -> None:
+    """A server that has lost all its sites waits for them instead of using up its rounds."""
+    grid = three_sites(tmp_path)
+
+    class Lost(Hanging):
+        said: ClassVar[list[str]] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    looked: list[int] = []
+    node_ids = grid.get_node_ids
+
+    def look() -> Any:
+        silent = sum(line["round"] == 4 for line in failures(tmp_path / "run"))
+        looked.append(silent)
+        if "No site answers" in " ".join(Lost.said) and looked.count(looked[-1]) > 20:
+            grid.wake(1, 2, 3)
+        return node_ids()
+
+    grid.get_node_ids = look  # type: ignore[method-assign]
+    settings = RUN | {"output": str(tmp_path), "rounds": 20, "timeout": 0.5, "max-failures": 1.0}
+    result = serve(grid, read_run_config(settings), Lost(grid, {1, 2, 3}, 2, 99), poll=0.001)
+    assert {line["round"] for line in failures(result.folder)} == {3, 4}
+    assert Lost.said.count("No site answers; waiting for one for up to 0.5 s.") == 1
+
+
+def test_a_run_without_any_site_stops_and_can_go_on(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    settings = RUN | {"output": str(tmp_path), "rounds": 9, "max-failures": 1.0}
+    with pytest.raises(
+        RunStoppedError, match=r"No site of the run has answered for 0.2 s\. 4 of 9"
+    ):
+        serve(grid, read_run_config(settings), Hanging(grid, {1, 2, 3}, 2, 99), poll=0.01)
+    grid.wake(1, 2, 3)
+    assert go(grid, tmp_path, resume=str(tmp_path / "run")).summary["status"] == "complete"
+    assert {line["round"] for line in failures(tmp_path / "run")} == {3, 4}
+
+
+def test_a_node_that_does_not_describe_itself_is_waited_for_once(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    grid.silent.add(3)
+    sites = Sites(grid, read_run_config(RUN).config, timeout=1.0, poll=0.01)
+    start = time.monotonic()
+    sites.refresh(patience=0)
+    once = time.monotonic()
+    assert once - start > 1.0
+    for _ in range(3):
+        sites.refresh(patience=0)
+    assert time.monotonic() - once < 0.5
+    assert [site.name for site in sites.described.values()] == ["vilnius", "kaunas"]
+    grid.wake(3)
+    sites.refresh(patience=0)
+    assert sites.node_of("klaipeda") == 3
+
+
 def test_a_site_comes_back_under_another_number_with_what_it_kept(tmp_path: Path) -> None:
     straight = go(three_sites(tmp_path / "a"), tmp_path / "a", rounds=4)
     grid = three_sites(tmp_path / "b")
@@ -476,7 +581,7 @@ def test_a_connected_site_keeps_its_name(number: int, tmp_path: Path) -> None:
 
     class Flicker(Observer):
         def say(self, text: str) -> None:
-            if "3 sites" in text or "not connected" in text:
+            if "3 sites" in text or "No site answers" in text:
                 grid.nodes = {**everybody, number: everybody[2]}
 
         def progressed(self, fraction: float) -> None:

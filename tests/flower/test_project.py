@@ -11,7 +11,7 @@ import pytest
 
 from pfedfda.cli import main
 from pfedfda.flower.project import TEMPLATE, init
-from pfedfda.flower.settings import read_run_config
+from pfedfda.flower.settings import ServerConfig, read_run_config
 from pfedfda.methods import find_method
 from tests.flower.loopback import QUIET
 
@@ -76,6 +76,7 @@ def test_the_settings_of_the_project_are_settings_of_ours() -> None:
     assert settings.config.schedule.rounds == 10
     assert settings.config.output.name is None
     assert settings.server.min_nodes == 3
+    assert settings.server.timeout == ServerConfig().timeout <= 600
 
 
 def test_nobody_else_needs_flower() -> None:

@@ -9,6 +9,7 @@ from pfedfda.cli import main
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.report.federation import class_counts, draw_figures, summary_table
 from pfedfda.report.figures import draw_bubbles
+from tests.conftest import write_image
 
 
 def test_counts_are_those_of_the_labels(tiny: Federation) -> None:
@@ -68,3 +69,19 @@ def test_bubbles_lie_inside_the_axes(clients: int, classes: int, size: tuple[flo
     box = axes.get_window_extent()
     assert (places.min(0) - radius > box.min).all()
     assert (places.max(0) + radius < box.max).all()
+
+
+def test_the_chart_names_clients_that_have_names() -> None:
+    axes = Figure().subplots()
+    draw_bubbles(axes, np.full((3, 2), 7), ["cat", "dog"], ["north", "south", "a very long name"])
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["north", "south", "a very long na"]
+
+
+def test_names_with_dollars_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """To the library that draws, what stands between dollars is a formula."""
+    for client in (r"$\frac$", "b"):
+        for number in range(10):
+            write_image(tmp_path / "photos" / client / ("$a_$", "b")[number % 2] / f"{number}.png")
+    federation = prepare(FederationConfig(source=str(tmp_path / "photos")))
+    assert len(draw_figures(federation, tmp_path / "figures")) == 3

@@ -1,6 +1,8 @@
 """What all tests about files of others have in common."""
 
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,15 @@ from pfedfda.errors import PfedfdaError
 
 MOST_MEMORY = 600e6
 LONGEST_MESSAGE = 2000
+# Unlike that of getrusage, this peak does not begin with that of the process that starts another.
+PEAK = """
+import pathlib, sys
+from pfedfda import InputError
+
+def peak():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+"""
 
 
 def is_refused(function: Callable[..., Any], *arguments: Any) -> bool:
@@ -30,6 +41,33 @@ def little_memory() -> Iterator[None]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_MEMORY
+
+
+def peak_memory(setup: str, program: str, *words: str) -> tuple[int, str]:
+    """Run a program in a process of its own; return by how much its peak grew, and its output.
+
+    Parameters
+    ----------
+    setup
+        What is not counted, such as imports.
+    program
+        What is. If it refuses its input, the sentence is printed.
+    words
+        Its ``sys.argv[1:]``.
+    """
+    lines = [
+        PEAK,
+        setup,
+        "before = peak()",
+        f"try: {program}",
+        "except InputError as error: print(error)",
+        "print(peak() - before)",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    printed, _, grown = done.stdout.strip().rpartition("\n")
+    return int(grown), printed
 
 
 @st.composite

@@ -2,10 +2,14 @@
 
 import io
 import os
+import re
 import struct
+import threading
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pfedfda.cli import main
-from pfedfda.data import FederationConfig, open_source, prepare
+from pfedfda.data import FederationConfig, decoding, open_source, prepare
 from pfedfda.errors import InputError
 from tests.conftest import write_image
-from tests.untrusted.refusals import damaged, is_refused, little_memory
+from tests.untrusted.refusals import damaged, is_refused, little_memory, peak_memory
 
 pytestmark = pytest.mark.timeout(120)
 IN_ONE_FOLDER = [HealthCheck.function_scoped_fixture]
@@ -134,7 +138,70 @@ def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     claimed = content.replace(struct.pack("<L", real), struct.pack("<L", size))
     assert claimed != content
     path.write_bytes(claimed)
-    with little_memory(), pytest.raises(InputError, match=r"claims to hold 3,000,"):
+    with little_memory(), pytest.raises(InputError, match=r"would take 3,000,"):
+        load(path)
+
+
+LOAD = "from pfedfda.data import open_source, decoding; decoding.image_suffixes()"
+
+
+def test_a_million_samples_of_one_pixel_are_refused(tmp_path: Path) -> None:
+    """Their images are small, but labels and clients become numbers and names of many bytes."""
+    path = tmp_path / "images.npz"
+    count = 60_000_000
+    zeros = bytes(count)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("images.npy", header(f"({count}, 1, 1)") + zeros)
+        for name in ("labels", "clients"):
+            archive.writestr(f"{name}.npy", header(f"({count},)") + zeros)
+    assert path.stat().st_size < 1_000_000
+    grown, printed = peak_memory(LOAD, "open_source(sys.argv[1]).load()", str(path))
+    assert re.search(r"images.npz has [\d,]+ bytes and would take .* 536,870,912", printed)
+    assert grown < 200e6
+
+
+def test_a_few_bytes_of_many_class_names_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "images.npz"
+    count = 25_000_000
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in (("images", IMAGES), ("labels", LABELS)):
+            buffer = io.BytesIO()
+            np.save(buffer, array)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
+        archive.writestr("class_names.npy", header(f"({count},)", "<U1") + bytes(4 * count))
+    grown, printed = peak_memory(LOAD, "open_source(sys.argv[1]).load()", str(path))
+    assert "images.npz" in printed
+    assert grown < 200e6
+
+
+def test_a_header_that_never_ends_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "images.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        size = 400_000_000
+        archive.writestr("labels.npy", header("(12,)", "<i8") + bytes(96))
+        content = b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + b" " * size
+        archive.writestr("images.npy", content)
+    del content
+    grown, printed = peak_memory(LOAD, "open_source(sys.argv[1]).load()", str(path))
+    assert "images.npz" in printed
+    assert grown < 200e6
+
+
+def test_an_honest_file_may_be_compressed_and_large(tmp_path: Path) -> None:
+    """Up to half a gigabyte at any rate: 25,000 drawings of 105×105 that are nearly empty."""
+    images = np.zeros((25_000, 105, 105), np.uint8)
+    images[:, 50] = 255
+    path = tmp_path / "images.npz"
+    path.write_bytes(packed(True, images=images, labels=np.arange(25_000) % 50))
+    assert images.nbytes > 20 * path.stat().st_size
+    assert open_source(str(path)).load().images.shape == (25_000, 105, 105, 1)
+
+
+def test_too_many_classes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "images.npz"
+    labels = np.arange(100_001)
+    path.write_bytes(packed(images=np.zeros((len(labels), 1, 1), np.uint8), labels=labels))
+    with pytest.raises(InputError, match=r"100,001 classes.* at most 100,000"):
         load(path)
 
 
@@ -165,6 +232,80 @@ def png(width: int, height: int) -> bytes:
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
     )
+
+
+def deep_png(side: int) -> bytes:
+    """Return a black square with 16 bits a pixel."""
+    packer = zlib.compressobj(1)
+    row = bytes(1 + 2 * side)
+    pixels = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    whole = png(side, side)
+    size = struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
+    kinds = {b"IHDR": size, b"IDAT": pixels, b"IEND": b""}
+    chunks = b"".join(
+        struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c))
+        for k, c in kinds.items()
+    )
+    return whole[:8] + chunks
+
+
+def test_large_images_are_not_decoded_all_at_once(tmp_path: Path) -> None:
+    content = deep_png(9_000)
+    assert len(content) < 1_000_000
+    for number in range(4):
+        path = tmp_path / "class" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    program = "print(open_source(sys.argv[1]).load().images.shape)"
+    grown, printed = peak_memory(LOAD, program, str(tmp_path))
+    assert printed == "(4, 64, 64, 1)"
+    assert grown < 1.3e9  # decoding.DECODED_BYTES, and what a process has besides
+
+
+def test_the_bound_on_pixels_is_told(tmp_path: Path) -> None:
+    for side in (10_000, 60_000):
+        (tmp_path / "class").mkdir(exist_ok=True)
+        (tmp_path / "class" / "bad.png").write_bytes(png(side, side))
+        with pytest.raises(InputError, match=r"bad.png .*0000.* at most 89,478,485") as caught:
+            load(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_threads_share_the_bytes_that_may_be_decoded() -> None:
+    budget, most, held = decoding.Budget(100), 0, 0
+    lock = threading.Lock()
+
+    def use(size: int) -> None:
+        nonlocal most, held
+        with budget.holding(size):
+            with lock:
+                held += size
+                most = max(most, held)
+                assert held <= 100 or held == size  # what is larger than all goes alone
+            time.sleep(0.001)
+            with lock:
+                held -= size
+
+    sizes = [1, 60, 30, 250, 45, 10, 100, 7] * 10
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, sizes))
+    assert held == 0
+    assert most == 250
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_deep_images_keep_their_upper_bits(tmp_path: Path, kind: type[np.generic]) -> None:
+    """Taller than what is converted at a time."""
+    shape = (2_000, 1_500)
+    deep = RANDOM.random(shape) if kind is np.float32 else RANDOM.integers(0, 65_536, shape)
+    (tmp_path / "class").mkdir()
+    path = tmp_path / "class" / "image.tiff"
+    Image.fromarray(deep.astype(kind)).save(path)
+    values = deep.astype(kind).astype(np.float64)
+    expected = (values * (255.0 if kind is np.float32 else 255 / 65_535)).astype(np.uint8)
+    fitted = ImageOps.fit(Image.fromarray(expected), (64, 64), Image.Resampling.BICUBIC)
+    loaded = open_source(str(tmp_path)).load().images[0, ..., 0]
+    np.testing.assert_array_equal(loaded, np.asarray(fitted))
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"

@@ -20,7 +20,13 @@ from pfedfda.engine import ClientStates
 from pfedfda.errors import InputError
 from pfedfda.experiment.personal import load_finished
 from pfedfda.runs.checkpoint import _digest, read_checkpoint
-from tests.untrusted.refusals import JSON_VALUES, damaged, is_refused, little_memory
+from tests.untrusted.refusals import (
+    JSON_VALUES,
+    damaged,
+    is_refused,
+    little_memory,
+    peak_memory,
+)
 
 pytestmark = pytest.mark.timeout(120)
 IN_ONE_FOLDER = [HealthCheck.function_scoped_fixture]
@@ -137,6 +143,22 @@ def test_a_strange_description_of_a_model_is_refused(
     (tmp_path / "model.json").write_text(json.dumps({**description, name: value}))
     with little_memory():
         is_refused(load_model, tmp_path)
+
+
+@pytest.mark.parametrize("model", ["emnist-cnn", "resnet18"])
+@pytest.mark.parametrize("classes", [90_000, 5_000_000])
+def test_a_description_of_a_giant_is_refused_before_it_is_built(
+    tmp_path: Path, model_folder: Path, model: str, classes: int
+) -> None:
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    description = json.loads((model_folder / "model.json").read_text())
+    giant = {**description, "model": model, "class_names": [""] * classes}
+    (tmp_path / "model.json").write_text(json.dumps(giant, separators=(",", ":")))
+    setup = "from pfedfda import load_model"
+    grown, printed = peak_memory(setup, "load_model(sys.argv[1])", str(tmp_path))
+    assert f"{tmp_path} does not hold a model" in printed
+    assert f"{classes:,} classes" in printed or "model.safetensors" in printed
+    assert grown < 150e6
 
 
 PLACES = ["format", "round", "digest", "log_sizes", "tally", "final", "about"]

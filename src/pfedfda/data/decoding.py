@@ -2,9 +2,11 @@
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Condition
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,44 @@ LARGEST_DEFAULT_SIZE = 64
 DEFAULT_SIZES = (64, 32, 28)
 # Pillow knows more formats, but some start other programs (EPS) and few eyes have been on the rest.
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+MOST_PIXELS = 89_478_485  # of an image, where Pillow suspects a bomb; photographs have 12 to 50e6
+DECODED_BYTES = 2**30  # over all threads: seven photographs of 12e6 pixels at a time
+# What a pixel takes at the peak of decoding and converting, measured; others take PIXEL_BYTES.
+PIXEL_BYTES_OF = {"JPEG2000": 25, "WEBP": 17}
+PIXEL_BYTES = 12
+STRIP_PIXELS = 2**20
 GREY_MODES = ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")
+
+
+class Budget:
+    """Bytes that threads share; one that needs more than all of them gets them alone.
+
+    Parameters
+    ----------
+    limit
+        How many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._changed = Condition()
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Hold so many bytes, as soon as they are free."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._limit)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()
+
+
+_budget = Budget(DECODED_BYTES)
 
 
 def decode_all(
@@ -91,10 +130,12 @@ def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]
 def _choose_format(encoded: Sequence[Encoded], image_size: int | None) -> tuple[int, str]:
     """Return the side of the squares and the mode, grey (L) or RGB, that fit all images."""
     shapes, grey = set(), True
-    for item in encoded:  # reads the headers only
-        with _open(item) as image:
-            shapes.add(image.size)
-            grey = grey and image.mode in GREY_MODES
+    with warnings.catch_warnings():  # not for threads: filters are the same for all of them
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # it is refused below
+        for item in encoded:  # reads the headers only
+            with _open(item) as image:
+                shapes.add(image.size)
+                grey = grey and image.mode in GREY_MODES
     mode = "L" if grey else "RGB"
     if image_size is not None:
         return image_size, mode
@@ -107,29 +148,51 @@ def _choose_format(encoded: Sequence[Encoded], image_size: int | None) -> tuple[
 def _open(item: Encoded) -> Image.Image:
     name, content = item
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            file = io.BytesIO(content) if isinstance(content, bytes) else content
-            return Image.open(file, formats=FORMATS)
+        file = io.BytesIO(content) if isinstance(content, bytes) else content
+        image = Image.open(file, formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise _too_large(name, str(error)) from error
     except Exception as error:  # there is no saying what a decoder raises on a damaged file
         raise _undecodable(name, error) from error
+    if image.width * image.height > MOST_PIXELS:
+        image.close()
+        raise _too_large(name, f"{image.width}×{image.height} pixels")
+    return image
 
 
 def _decode(item: Encoded, size: int, mode: str) -> NDArray[np.uint8]:
     with _open(item) as image:
-        try:
-            image.load()
-        except Exception as error:
-            raise _undecodable(item[0], error) from error
-        decoded: Image.Image = image
-        if image.mode.startswith(("I", "F")):  # 16 bits or more: keep the upper eight
-            deep = np.asarray(image).astype(np.float64)
-            unit = 255 / 65535 if image.mode.startswith("I") else 255.0
-            decoded = Image.fromarray((deep * unit).clip(0, 255).astype(np.uint8))
-        decoded = decoded.convert(mode)
-        if decoded.size != (size, size):
-            decoded = ImageOps.fit(decoded, (size, size), Image.Resampling.BICUBIC)
-        return np.asarray(decoded).reshape(size, size, -1)
+        pixel_bytes = PIXEL_BYTES_OF.get(image.format or "", PIXEL_BYTES)
+        with _budget.holding(image.width * image.height * pixel_bytes):
+            try:
+                image.load()
+            except Exception as error:
+                raise _undecodable(item[0], error) from error
+            # 16 bits or more: keep the upper eight
+            deep = image.mode.startswith(("I", "F"))
+            decoded = (_upper_bits(image) if deep else image).convert(mode)
+            if decoded.size != (size, size):
+                decoded = ImageOps.fit(decoded, (size, size), Image.Resampling.BICUBIC)
+            return np.asarray(decoded).reshape(size, size, -1)
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    """Return an image of integers or floats with eight bits a pixel."""
+    deep = np.asarray(image)
+    unit = 255 / 65535 if image.mode.startswith("I") else 255.0
+    upper = np.empty(deep.shape, dtype=np.uint8)
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, len(deep), rows):  # in strips: as doubles all at once would be a giant
+        strip = deep[top : top + rows].astype(np.float64)
+        upper[top : top + rows] = (strip * unit).clip(0, 255).astype(np.uint8)
+    return Image.fromarray(upper)
+
+
+def _too_large(name: str, what: str) -> InputError:
+    return InputError(
+        f"The image {name} is too large ({what}); at most {MOST_PIXELS:,} pixels are allowed: "
+        f"scale it down, or remove it."
+    )
 
 
 def _undecodable(name: str, error: Exception) -> InputError:

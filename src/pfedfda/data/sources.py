@@ -5,12 +5,13 @@ load it (`Source.load`). This file has the digits and the user's own images; dat
 in `pfedfda.data.hub`, and names for all of them in `pfedfda.data.catalogue`.
 """
 
+import io
 import math
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,16 @@ from PIL import Image
 
 from pfedfda.data.decoding import Progress, decode_all, image_suffixes, scale
 from pfedfda.errors import InputError, shown
-from pfedfda.files import LARGEST_SIDE
+from pfedfda.files import LARGEST_SIDE, MOST_CLASSES
 
 ARRAYS = ("images", "labels", "clients", "class_names")
-# A compressed file may unpack to a gigabyte; beyond that only to what images really compress to.
-HARMLESS_BYTES = 2**30
+# What a compressed file makes of itself in memory may have half a gigabyte; beyond that only what
+# images really compress to. Without compression, there is no bound.
+HARMLESS_BYTES = 2**29
 MOST_COMPRESSION = 20
+# A label, a client or a class name becomes a long number or a Python string, with copies of it.
+ENTRY_BYTES = 128
+HEADER_BYTES = 2**14  # of an array in a file; numpy itself takes up to 10,000
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class ImageSet:
                 f"(samples, height, width, channels) with 1 or 3 channels."
             )
         count, classes = len(self.images), len(self.class_names)
+        if classes > MOST_CLASSES:
+            raise InputError(
+                f"The source has {classes:,} classes; at most {MOST_CLASSES:,} are allowed."
+            )
         if self.images.dtype != np.uint8:
             raise InputError(f"The images are {self.images.dtype}; expected uint8, 0 to 255.")
         if self.labels.shape != (count,):
@@ -200,6 +209,13 @@ class Folder:
                 )
 
 
+class ArrayHeader(NamedTuple):
+    """How many values an array in a file has, and the bytes of each."""
+
+    values: int
+    value_bytes: int
+
+
 @dataclass(frozen=True)
 class NpzFile:
     """An ``.npz`` file with `images` and `labels`, and optionally `clients` and `class_names`.
@@ -208,8 +224,8 @@ class NpzFile:
     ----------
     path
         The file. `images` is uint8 of shape (samples, height, width) or (samples, height, width,
-        channels); `labels` and `clients` are one integer a sample. A file of which more than a
-        gigabyte would be unpacked must have at least a twentieth of that itself.
+        channels); `labels` and `clients` are one integer a sample. A file whose arrays would take
+        more than half a gigabyte of memory must have at least a twentieth of that itself.
     image_size
         Scale the images to squares of this side; by default they stay as they are.
     """
@@ -261,7 +277,8 @@ class NpzFile:
             with zipfile.ZipFile(self.path) as archive:
                 present = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
                 wanted = {name: present[name] for name in ARRAYS if name in present}
-                self._refuse_bomb(sum(info.file_size for info in wanted.values()))
+                headers = {name: _read_header(archive, info) for name, info in wanted.items()}
+                self._refuse_bomb(headers)
                 arrays = {name: _read_array(archive, info) for name, info in wanted.items()}
         except InputError:
             raise
@@ -278,30 +295,40 @@ class NpzFile:
                 )
         return arrays
 
-    def _refuse_bomb(self, unpacked: int) -> None:
-        """Refuse a small file that claims to hold very much."""
+    def _refuse_bomb(self, headers: dict[str, ArrayHeader]) -> None:
+        """Refuse a small file whose arrays would take very much memory."""
+        needed = 0
+        for name, (values, value_bytes) in headers.items():
+            # All but the images are copied while they are numbered.
+            needed += values * (value_bytes if name == "images" else 3 * value_bytes + ENTRY_BYTES)
         packed = self.path.stat().st_size
-        if unpacked > max(HARMLESS_BYTES, MOST_COMPRESSION * packed):
+        if needed > max(HARMLESS_BYTES, MOST_COMPRESSION * packed):
             raise InputError(
-                f"The file {self.path} has {packed:,} bytes and claims to hold {unpacked:,}; more "
-                f"than {HARMLESS_BYTES:,} are allowed only at up to {MOST_COMPRESSION} times the "
-                f"size of the file."
+                f"The file {self.path} has {packed:,} bytes and would take {needed:,} in memory; "
+                f"more than {HARMLESS_BYTES:,} are allowed only at up to {MOST_COMPRESSION} times "
+                f"the size of the file: write it without compression, with numpy.savez."
             )
 
 
+def _read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
+    """Read the header of an array after it has been found to agree with the array's length."""
+    with archive.open(info) as whole:
+        file = io.BytesIO(whole.read(HEADER_BYTES))
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    # An entry without bytes, such as an empty string, counts as well: reading it takes time.
+    header = ArrayHeader(math.prod(shape), max(dtype.itemsize, 1))
+    plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    fits = 0 <= header.values * header.value_bytes <= info.file_size
+    if not plain or dtype.hasobject or not fits:
+        raise ValueError(f"{info.filename} claims {dtype} values of shape {shape}")
+    return header
+
+
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read an array of an .npz after its header has been found to agree with its length."""
-    with archive.open(info) as file:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-        # An entry without bytes, such as an empty string, counts as well: reading it takes time.
-        needed = math.prod(shape) * max(dtype.itemsize, 1)
-        plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-        if not plain or dtype.hasobject or not 0 <= needed <= info.file_size:
-            raise ValueError(f"{info.filename} claims {dtype} values of shape {shape}")
     with archive.open(info) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array

@@ -286,13 +286,8 @@ class Run:
                 assert outcome.update is not None
                 self.tally.add(outcome)
                 samples = int(self.engine.federation.train_sizes[outcome.client_id])
-                fault = fault_of(
-                    outcome.update,
-                    self.method,
-                    self.expected,
-                    self.schedule.max_update_norm,
-                    samples,
-                )
+                longest = self.schedule.max_update_norm
+                fault = fault_of(outcome.update, self.method, self.expected, longest, samples)
             if fault is None:
                 assert outcome.update is not None
                 self.tally.used += 1

@@ -8,7 +8,7 @@ from flwr.app import Message, MessageType
 
 from pfedfda.engine import Outcome, Step
 from pfedfda.engine.base import StepKind, largest_first, num_bytes
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import PfedfdaError, RunStoppedError
 from pfedfda.experiment.checks import PLAIN
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
 from pfedfda.flower.jobs import job_settings
@@ -72,13 +72,17 @@ class FlowerEngine:
             keep_model=step.kind == "evaluate" and last and step.view is None,
             shift=None if step.view is None else step.view.shift,
         )
-        self.sites.refresh(self.federation.client_names)
+        self._look_for_sites()
         bytes_down: dict[int, int] = {}
+        nodes: dict[int, int] = {}
 
-        def question(client_id: int) -> Message | None:
+        def question(client_id: int) -> Message | str:
             node = self.sites.node_of(self.federation.client_names[client_id])
             if node is None:
-                return None
+                return "it is not connected"
+            if self.sites.is_silent(node):
+                return "it has let several questions pass, and takes part again when it answers"
+            nodes[client_id] = node
             message = step.method.message(state, client_id)
             bytes_down[client_id] = num_bytes(message)
             return Message(
@@ -98,13 +102,23 @@ class FlowerEngine:
                 while pending and len(order) - len(pending) < position + window:
                     asked = pending.popleft()
                     message = question(asked)
-                    if message is None:
-                        arrived[asked] = Outcome(asked, failure="it is not connected")
+                    if isinstance(message, str):
+                        arrived[asked] = Outcome(asked, failure=message)
                     else:
                         replies.ask(asked, message)
                 for who, reply in replies.collect(wait=client_id not in arrived):
+                    self.sites.note(nodes[who], reply)
                     arrived[who] = self._outcome(step.kind, who, reply, bytes_down[who])
             yield arrived.pop(client_id)
+
+    def _look_for_sites(self) -> None:
+        """See who is there; if nobody is, wait, lest all rounds pass without anybody."""
+        names = set(self.federation.client_names)
+        self.sites.refresh(self.federation.client_names)
+        if names.isdisjoint(self.sites.answering):
+            self.sites.say(f"No site answers; waiting for one for up to {self.timeout:g} s.")
+            if not self.sites.gather(lambda there: not names.isdisjoint(there), self.timeout):
+                raise RunStoppedError(f"No site of the run has answered for {self.timeout:g} s.")
 
     def _outcome(
         self, kind: StepKind, client_id: int, reply: Message | str, bytes_down: int

@@ -18,13 +18,22 @@ from pfedfda.runs.config import Config
 MAX_FAILURE = 300
 DESCRIBE_TIMEOUT = 300.0
 GRACE = 60.0  # how much longer Flower keeps a message than we wait for its answer
+MOST_MISSED = 2  # questions in a row; whoever has let so many pass is not waited for any more
+
+
+class NoAnswer(str):
+    """Why there is no answer to a question."""
+
+    __slots__ = ()
 
 
 @dataclass
 class Sites:
     """The sites that are connected now, by name.
 
-    A node of Flower may have another number when it comes back; its site keeps its name.
+    A node of Flower may have another number when it comes back; its site keeps its name. A node
+    that has let two questions in a row pass is silent: it gets no work. It is asked to describe
+    itself again and again, nobody waits for that, and when it answers it is as before.
 
     Parameters
     ----------
@@ -42,6 +51,8 @@ class Sites:
         What the connected nodes told, and the last node of every name.
     refused
         When and why nodes were refused.
+    missed
+        How many questions in a row the nodes have let pass.
     """
 
     grid: Grid
@@ -52,6 +63,26 @@ class Sites:
     described: dict[int, Description] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     refused: dict[int, tuple[float, str]] = field(default_factory=dict)
+    missed: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._calls = Exchange(self.grid, self.timeout, self.poll)  # to the silent nodes
+
+    @property
+    def answering(self) -> list[str]:
+        """The names of the connected sites that are not silent."""
+        return [site.name for node, site in self.described.items() if not self.is_silent(node)]
+
+    def is_silent(self, node: int) -> bool:
+        """Tell whether a node is not worth waiting for."""
+        return self.missed.get(node, 0) >= MOST_MISSED
+
+    def note(self, node: int, reply: Message | str) -> None:
+        """Remember whether a node has answered; Flower's own errors say nothing about it."""
+        if isinstance(reply, NoAnswer):
+            self.missed[node] = self.missed.get(node, 0) + 1
+        elif isinstance(reply, Message) and reply.has_content():
+            self.missed.pop(node, None)
 
     def node_of(self, name: str) -> int | None:
         """Return the node of a site, None if it is not connected."""
@@ -61,10 +92,12 @@ class Sites:
     def refresh(self, wanted: Sequence[str] | None = None, patience: float = 300.0) -> None:
         """Forget nodes that have gone, and ask those that are new to describe themselves.
 
+        Nobody is waited for twice: who did not describe itself in time is silent.
+
         Parameters
         ----------
         wanted
-            The sites that matter; if all of them are connected, nobody is asked.
+            The sites that matter; if all of them are connected, no new node is asked.
         patience
             A node whose answer was of no use is asked again after so many seconds: its
             configuration may have been mended.
@@ -73,19 +106,27 @@ class Sites:
             online = set(self.grid.get_node_ids())
         self.described = {n: site for n, site in self.described.items() if n in online}
         self.refused = {n: why for n, why in self.refused.items() if n in online}
-        if wanted is not None and all(self.node_of(name) is not None for name in wanted):
-            return
-        tired = time.monotonic() - patience
-        recent = {node for node, (asked, _) in self.refused.items() if asked > tired}
-        content = pack(settings=to_settings(self.config))
-        questions = {
-            node: Message(
-                content, node, MessageType.QUERY, ttl=self.timeout + GRACE, group_id="describe"
-            )
-            for node in sorted(online - set(self.described) - recent)
-        }
+        self.missed = {n: times for n, times in self.missed.items() if n in online}
+        answers: list[tuple[int, Message | str]] = []
+        for node, reply in self._calls.collect(wait=False):
+            self.note(node, reply)
+            if node in online - set(self.described) and not self.is_silent(node):
+                answers.append((node, reply))
+        asked = {node for node, _ in answers}
+        new: set[int] = set()
+        if wanted is None or any(self.node_of(name) is None for name in wanted):
+            tired = time.monotonic() - patience
+            recent = {node for node, (when, _) in self.refused.items() if when > tired}
+            new = online - set(self.described) - recent - asked
+        for node in sorted(new | set(self.described)):
+            if self.is_silent(node) and not self._calls.is_open(node):
+                self._calls.ask(node, self._question(node))
+        questions = {node: self._question(node) for node in sorted(new) if not self.is_silent(node)}
+        answers += exchange(self.grid, questions, self.timeout, self.poll)
         claims: dict[str, dict[int, Description]] = {}
-        for node, reply in exchange(self.grid, questions, self.timeout, self.poll):
+        for node, reply in answers:
+            if isinstance(reply, NoAnswer):
+                self.missed[node] = MOST_MISSED
             try:
                 site = read_description(settings_of(content_of(reply)))
                 claims.setdefault(site.name, {})[node] = site
@@ -93,6 +134,13 @@ class Sites:
                 self._refuse(node, str(error))
         for name, nodes in claims.items():
             self._settle(name, nodes)
+
+    def _question(self, node: int) -> Message:
+        """Return the question who a node is."""
+        content = pack(settings=to_settings(self.config))
+        return Message(
+            content, node, MessageType.QUERY, ttl=self.timeout + GRACE, group_id="describe"
+        )
 
     def _settle(self, name: str, claims: dict[int, Description]) -> None:
         """Give a name to the one node that claims it, or to the one that had it before."""
@@ -118,14 +166,14 @@ class Sites:
         Parameters
         ----------
         enough
-            Judges the names of the connected sites.
+            Judges the names of the sites that answer.
         seconds
             How long to wait.
         """
         deadline = time.monotonic() + seconds
         while True:
             self.refresh(patience=30.0)
-            if enough([site.name for site in self.described.values()]):
+            if enough(self.answering):
                 return True
             if time.monotonic() > deadline:
                 return False
@@ -170,7 +218,7 @@ class Exchange:
         self.timeout = timeout
         self.poll = poll
         self._open: dict[str, tuple[int, float]] = {}
-        self._failed: list[tuple[int, str]] = []
+        self._failed: list[tuple[int, NoAnswer]] = []
 
     def ask(self, who: int, message: Message) -> None:
         """Send a question."""
@@ -179,7 +227,11 @@ class Exchange:
         if ids and ids[0]:
             self._open[ids[0]] = (who, time.monotonic() + self.timeout)
         else:
-            self._failed.append((who, "the message could not be sent"))
+            self._failed.append((who, NoAnswer("the message could not be sent")))
+
+    def is_open(self, who: int) -> bool:
+        """Tell whether somebody has a question to answer."""
+        return any(asked == who for asked, _ in self._open.values())
 
     def collect(self, wait: bool) -> list[tuple[int, Message | str]]:
         """Return the answers that are there, or why there will be none.
@@ -195,7 +247,7 @@ class Exchange:
             for message_id, (who, deadline) in list(self._open.items()):
                 reply = self._pull(message_id)
                 if reply is None and time.monotonic() > deadline:
-                    reply = f"it did not answer within {self.timeout:.0f} s"
+                    reply = NoAnswer(f"it did not answer within {self.timeout:g} s")
                 if reply is not None:
                     del self._open[message_id]
                     answers.append((who, reply))

@@ -28,7 +28,8 @@ class ServerConfig:
     wait
         Seconds to wait for them.
     timeout
-        Seconds a site has for its part in a round; after that it is left out of the round.
+        Seconds a site has for its part in a round; after that it is left out of the round, and
+        after two such silences in a row it is not waited for until it answers again.
     class_names
         The names of all classes, with commas between them, where no site need hold all of them; by
         default all sites hold the same ones.
@@ -38,7 +39,7 @@ class ServerConfig:
 
     min_nodes: int = 2
     wait: float = 600.0
-    timeout: float = 3600.0
+    timeout: float = 600.0
     class_names: str | None = None
     resume: Path | None = None
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedfda.errors import InputError, unknown
-from pfedfda.files import LARGEST_SIDE
+from pfedfda.files import LARGEST_SIDE, MOST_CLASSES
 from pfedfda.models.networks import BODIES, Model
 from pfedfda.seeding import derive_seed
 
@@ -59,11 +59,11 @@ def build_model(
         raise unknown("model", name, BODIES)
     height, width, channels = image_shape
     fits = 1 <= min(height, width) <= max(height, width) <= LARGEST_SIDE and channels in (1, 3)
-    if not fits or num_classes < 1:
+    if not fits or not 1 <= num_classes <= MOST_CLASSES:
         raise InputError(
-            f"A model for {num_classes} classes and images of {height}×{width} with {channels} "
-            f"channels was asked for; at least one class, sides of up to {LARGEST_SIDE} pixels and "
-            f"1 or 3 channels are allowed."
+            f"A model for {num_classes:,} classes and images of {height}×{width} with {channels} "
+            f"channels was asked for; 1 to {MOST_CLASSES:,} classes, sides of up to {LARGEST_SIDE} "
+            f"pixels and 1 or 3 channels are allowed."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("model", seed))

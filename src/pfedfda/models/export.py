@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, shown
 from pfedfda.files import json_text, read_text, replacing, write_text
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
 from pfedfda.models.networks import BODIES, Model
@@ -79,10 +80,27 @@ def load_model(folder: Path | str) -> Model:
         height, width, channels = (int(n) for n in description["image_shape"])
         classes = len(description["class_names"])
         config = ModelConfig(description["model"])
+        with torch.device("meta"):  # takes no memory
+            expected = build_model(config, (height, width, channels), classes, seed=0)
+        _refuse_other_shapes(folder / "model.safetensors", expected)
         model = build_model(config, (height, width, channels), classes, seed=0)
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{folder} does not hold a model ({reason}).") from error
+        raise InputError(f"{folder} does not hold a model ({reason.rstrip('.')}).") from error
     model.requires_grad_(False)
     return model.eval()
+
+
+def _refuse_other_shapes(path: Path, model: Model) -> None:
+    """Refuse a file of tensors, by its header, that is not for this model."""
+    with safe_open(path, "pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in {**wanted, **found}:
+        if found.get(name) != wanted.get(name):
+            there = shown(found[name]) if name in found else "missing"
+            raise ValueError(
+                f"the tensor {shown(name)} is {there} in {path.name}, and "
+                f"{wanted.get(name, 'missing')} by model.json"
+            )

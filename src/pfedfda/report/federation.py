@@ -124,7 +124,7 @@ def _draw_classes(federation: Federation, path: Path) -> None:
     counts = class_counts(federation)
     height = max(3.0, min(9.0, 0.28 * min(counts.shape[1], MOST_CLASSES) + 1.5))
     save(
-        lambda axes: draw_bubbles(axes, counts, federation.class_names),
+        lambda axes: draw_bubbles(axes, counts, federation.class_names, federation.client_names),
         path.with_suffix(""),
         (10, height),
         ["png"],
@@ -147,7 +147,8 @@ def _draw_images(federation: Federation, path: Path) -> None:
         about = [federation.client_names[client][:16]]
         shown = (federation.attributes.get(name) for name in ("corruption", "severity"))
         about += [str(values[client]) for values in shown if values and values[client]]
-        axes[row, 0].set_title("  ".join(about), fontsize=7, loc="left", pad=2)
+        title = "  ".join(about)
+        axes[row, 0].set_title(title, fontsize=7, loc="left", pad=2, parse_math=False)
     figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.25 / height, wspace=0.05, hspace=0.32)
     with replacing(path, durable=False) as new:
         figure.savefig(new, format="png", dpi=130)

@@ -110,7 +110,12 @@ def save(
     return paths
 
 
-def draw_bubbles(axes: Any, counts: NDArray[np.int64], class_names: Sequence[str]) -> None:
+def draw_bubbles(
+    axes: Any,
+    counts: NDArray[np.int64],
+    class_names: Sequence[str],
+    client_names: Sequence[str] | None = None,
+) -> None:
     """Draw the bubble chart of the paper's appendix: samples by client and class.
 
     Parameters
@@ -121,6 +126,8 @@ def draw_bubbles(axes: Any, counts: NDArray[np.int64], class_names: Sequence[str
         A row for each client, a column for each class; of many, evenly spaced ones are drawn.
     class_names
         The names of the classes.
+    client_names
+        The names of the clients; by default their numbers.
     """
     clients, classes = spaced(len(counts), MOST_CLIENTS), spaced(counts.shape[1], MOST_CLASSES)
     some = counts[np.ix_(clients, classes)]
@@ -133,7 +140,10 @@ def draw_bubbles(axes: Any, counts: NDArray[np.int64], class_names: Sequence[str
     axes.set_xlabel("client" + sampled)
     axes.set_ylabel("class")
     step = max(1, len(clients) // 20)
-    axes.set_xticks(range(0, len(clients), step), [str(c) for c in clients[::step]])
+    ticks = [str(c) if client_names is None else client_names[c][:14] for c in clients[::step]]
+    axes.set_xticks(range(0, len(clients), step), ticks)
+    if sum(map(len, ticks)) > 80:  # side by side they would overlap
+        axes.tick_params(axis="x", labelrotation=90, labelsize=8)
     if len(classes) <= 40:
         names = [class_names[c][:14] for c in classes]
         axes.set_yticks(range(len(classes)), names, fontsize=8)
