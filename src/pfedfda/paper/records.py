@@ -206,10 +206,20 @@ def valid(need: Need, records: Iterable[Record]) -> list[Record]:
     """Return the records of a needed run.
 
     Those that were made with other settings than they would be made with today do not count.
+    Hyper-parameters that a method no longer has make no difference where they had the value that
+    now always holds.
     """
     today = {"need": _plain(need), **settings_of(need.config())}
+    kind = find_method(need.method)
+
+    def then(record: Record, name: str) -> Any:
+        value = record[name]
+        return kind.without_removed(value) if name == "hyperparameters" else value
+
     return [
-        record for record in records if all(record[name] == value for name, value in today.items())
+        record
+        for record in records
+        if all(then(record, name) == value for name, value in today.items())
     ]
 
 
