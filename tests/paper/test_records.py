@@ -152,3 +152,22 @@ def test_the_page_has_paired_differences_where_records_have_clients(
         text = f"**{text}**" if abs(found.mean) > 2 * found.standard_error else text
         assert f"| {method} | {text} | {found.standard_error:.3f} | {kind} |" in page
     assert "pfedfda less the others" not in script.page(ROOT / "results")
+
+
+@pytest.mark.parametrize("method", ["pfedfda", "pfedfda-released"])
+def test_hyper_parameters_that_were_removed_count_at_the_value_that_holds(
+    method: str, tmp_path: Path
+) -> None:
+    need = Need("cifar10-s@25", method)
+    record = record_of(tmp_path / "run", [1, 5, 0, 48, 333], method)
+    old = {"relative_ridge": False, "scatter": "within"}
+    for change, counts in (({}, True), (old, True), ({"scatter": "total"}, False)):
+        then = record | {"hyperparameters": record["hyperparameters"] | change}
+        assert (valid(need, [then]) == [then]) == counts
+
+
+def test_every_committed_record_of_our_methods_counts() -> None:
+    records = read_records(ROOT / "results")
+    assert len(records) > 40
+    for record in records:
+        assert record in valid(need_of(record), records)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pfedfda.data import FederationConfig
 from pfedfda.errors import InputError
+from pfedfda.methods import find_method
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 from pfedfda.runs.config import (
     Config,
@@ -136,3 +137,24 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert (config.training.epochs, config.schedule.rounds) == (5, 200)
     assert config.schedule.participation == 0.3
     assert config.federation.train_share == 0.8
+
+
+OLD = '[methods.{name}]\nridge = 0.5\nrelative_ridge = {relative}\nscatter = "{scatter}"\n'
+
+
+@pytest.mark.parametrize("name", ["pfedfda", "pfedfda-paper"])
+def test_settings_that_were_removed_are_read_at_the_value_that_holds(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(OLD.format(name=name, relative="false", scatter="within"))
+    assert read_config(path).methods == {name: find_method(name)(ridge=0.5)}
+    path.write_text(OLD.format(name=name, relative="false", scatter="total"))
+    with pytest.raises(InputError, match="scatter in .* is 'total', and this setting was removed"):
+        read_config(path)
+    path.write_text(OLD.format(name=name, relative="true", scatter="within"))
+    with pytest.raises(InputError, match="only False is still accepted"):
+        read_config(path)
+    path.write_text(f'[methods.{name}]\nfeatures = "before"\n')
+    with pytest.raises(InputError, match="features is 'before'; it must be 'all' or 'first'"):
+        read_config(path)

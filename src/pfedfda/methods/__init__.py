@@ -14,7 +14,13 @@ from pfedfda.methods.base import (
     load,
     part,
 )
-from pfedfda.methods.registry import all_methods, expand_names, find_method, register
+from pfedfda.methods.registry import (
+    all_methods,
+    expand_names,
+    find_method,
+    register,
+    register_preset,
+)
 from pfedfda.methods.traffic import Sent, dry_run
 from pfedfda.methods.training import (
     Batch,
@@ -48,6 +54,7 @@ __all__ = [
     "load",
     "part",
     "register",
+    "register_preset",
     "sgd",
     "to_input",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -225,6 +225,9 @@ class Method(ABC):
     """When; lists of methods are in this order."""
     is_preset: ClassVar[bool] = False
     """Whether it is another method with other hyper-parameters; ``all`` leaves presets out."""
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Hyper-parameters that an earlier version had, with the value that now always holds. Settings
+    and records of that version may still have them."""
     additive: ClassVar[bool] = True
     """Whether the sum of contributions is all that the server needs, so that whoever adds up (a
     tree of machines, a secure aggregation) need not show it single updates."""
@@ -233,6 +236,15 @@ class Method(ABC):
         super().__init_subclass__(**keywords)
         if "aggregate" in vars(cls) and "additive" not in vars(cls):
             cls.additive = False
+
+    @classmethod
+    def without_removed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return hyper-parameters less those that were removed and have the value that holds."""
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in cls.removed or value != cls.removed[name]
+        }
 
     @abstractmethod
     def init(self, task: Task) -> Tensors:

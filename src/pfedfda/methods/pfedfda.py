@@ -8,18 +8,18 @@ features. A client trains φ against the Bayes classifier of these Gaussians, es
 Σ̂ from the features of its samples, and uses an interpolation β μ̂ + (1 - β) μ_g,
 likewise for Σ, whose β it finds by cross-validation.
 
-The paper leaves some choices open, and the authors' released program differs from the text in
-others. Each is a hyper-parameter; four named presets fix them all:
+The global Gaussians are formed in one of two ways. *Interpolated* is Algorithm 1: clients send what
+they interpolated, and the server averages it. *Pooled*: clients send their plain estimates, which
+the server pools, and find β only when they personalise.
 
-- ``pfedfda-paper``: Algorithm 1 as written, with a ridge that trains;
-- ``pfedfda-released``: what the released program does;
-- ``pfedfda-pooled``: the server pools plain estimates, and β is fitted when a client personalises;
-- ``pfedfda``: the default, pooled statistics of the features of a round's first epoch
-  (docs/search.md says how it was chosen).
+The paper leaves some choices open, and the authors' released program differs from the text in
+others. Each is a hyper-parameter; the method's defaults and three presets at the end of this file
+fix them all (docs/search.md says how the defaults were chosen).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,10 +49,18 @@ from pfedfda.methods.base import (
     part,
     wrong_counts,
 )
-from pfedfda.methods.registry import register
+from pfedfda.methods.registry import register, register_preset
 from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, model_tensors
 from pfedfda.seeding import torch_generator
+
+
+class Features(NamedTuple):
+    """Features of training samples, their labels, and which samples they are of."""
+
+    values: Tensor
+    labels: Tensor
+    rows: Tensor
 
 
 @register
@@ -72,13 +80,6 @@ class PFedFDA(Method):
     ridge
         The ε whose multiple of the identity is added to every estimated covariance. Too small, and
         training diverges from random initial means; too large, and it is slow.
-    relative_ridge
-        Measure the ridge in units of the mean variance of the features that the covariance is
-        estimated from, so that it means the same for small features and for large ones.
-    scatter
-        For pooled statistics, what the global covariance holds: within (the mean of the clients'
-        own covariances) or total (with the scatter of the clients' class means about the global
-        ones: the covariance of all features about the global means).
     betas
         single (one β for means and covariance), multiple (one each) or none (β = 1, local only).
     folds
@@ -90,18 +91,16 @@ class PFedFDA(Method):
         spectral (exact), reference (L-BFGS-B) or clipped (ten steps of unbounded L-BFGS on the
         clipped β, as in the released program).
     features
-        Which features of a round are used for estimates: those that passed by in all epochs, in the
-        first or in the last, or those of one more pass, before or after training.
+        Which features of training the estimates are made from: those of all epochs, or of the
+        first.
     personal
-        What serves at a client: stored (Algorithm 1: the body and Gaussians of its last training)
-        or fresh (the global body, and Gaussians from one pass over the training samples).
+        The model that a client uses: stored (Algorithm 1: the body and Gaussians of its last
+        training) or fresh (the global body, and Gaussians from one pass over the training samples).
     rare_class
-        Where a client is served with fresh statistics, a class of which it has at most this many
-        samples takes the global mean, as a class that it lacks always does.
+        In fresh statistics a class of which the client has at most this many samples takes the
+        global mean, as a class that it lacks always does.
     initial_means
-        Start of the global means: gaussian (normal around 0) or uniform from 0, at random, or
-        estimated (in the first round clients do not train, but send their statistics of the random
-        features).
+        The random start of the global means: gaussian (normal around 0) or uniform from 0.
     initial_scale
         Their standard deviation, or the end of their range. The covariance starts as the identity:
         at a scale of 1 the first classifier is very steep, and larger learning rates diverge.
@@ -121,20 +120,19 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
+    removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
     keep: float = 0.2
     ridge: float = 0.1
-    relative_ridge: bool = False
-    scatter: Literal["within", "total"] = "within"
     betas: Literal["single", "multiple", "none"] = "single"
     folds: int = 2
     grouped_folds: bool = True
     solver: Literal["spectral", "reference", "clipped"] = "spectral"
-    features: Literal["all", "first", "last", "before", "after"] = "first"
+    features: Literal["all", "first"] = "first"
     personal: Literal["stored", "fresh"] = "fresh"
     rare_class: int = 0
-    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
+    initial_means: Literal["gaussian", "uniform"] = "gaussian"
     initial_scale: float = 0.3
     prior_smoothing: float = 1e-4
     shrinkage: float = 0.0
@@ -158,8 +156,6 @@ class PFedFDA(Method):
             raise InputError(f"max-norm is {self.max_norm}; it must be 0 or more.")
         if not 0 <= self.shrinkage <= 1:
             raise InputError(f"shrinkage is {self.shrinkage}; it must lie in [0, 1].")
-        if self.statistics == "interpolated" and self.initial_means == "estimated":
-            raise InputError("Only pooled statistics can start from estimated means.")
         if self.statistics == "pooled" and self.personal == "stored":
             raise InputError(
                 "Pooled statistics have no interpolated ones to store: use personal fresh."
@@ -176,9 +172,9 @@ class PFedFDA(Method):
             "means": self.initial_scale * draw(classes, dimension, generator=generator),
             "covariance": pack_symmetric(torch.eye(dimension)),
         }
-        return (
-            state if self.statistics == "interpolated" else {**state, "seen": torch.zeros(classes)}
-        )
+        if self.statistics == "pooled":
+            state["seen"] = torch.zeros(classes)  # whether any client has shown the class yet
+        return state
 
     def message(self, state: Tensors, client_id: int) -> Tensors:
         """Send body, means and covariance (line 4)."""
@@ -188,33 +184,49 @@ class PFedFDA(Method):
         """Train the body against the global classifier, then estimate (lines 6 to 12)."""
         shared = _statistics_of(message)
         self._load(client.model, message, shared, self._priors(client))
-        metrics: dict[str, float] = {}
-        if self.initial_means == "estimated" and client.round == 1:
-            features, labels, rows = self._extract(client)
-        else:
-            features, labels, rows, metrics["train_loss"] = self._train_body(client)
-        if self.statistics == "pooled":
-            with client.timer("statistics"):
-                estimate = self._estimate(features, labels, shared)
-                counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
-            sent = _packed(estimate) | {"counts": counts.float()}
-            return self._update(client, sent, metrics)
-        betas, mixed = self._adapt(client, features, labels, rows, shared)
+        features, loss = self._train_body(client)
+        send = self._send_estimate if self.statistics == "pooled" else self._send_interpolated
+        return send(client, features, shared, {"train_loss": loss})
+
+    def _send_interpolated(
+        self,
+        client: Client,
+        features: Features,
+        shared: GaussianStatistics,
+        metrics: dict[str, float],
+    ) -> Update:
+        """Interpolate with the global Gaussians, keep the result and send it (lines 8 to 12)."""
+        betas, mixed = self._adapt(client, features, shared)
+        body = part(model_tensors(client.model), "body")
         client.state = _packed(mixed) | {"betas": torch.tensor([betas.means, betas.covariance])}
         if self.personal == "stored":
-            client.state |= part(model_tensors(client.model), "body")
-        return self._update(client, _packed(mixed), metrics | self._metrics(betas))
+            client.state |= body
+        metrics |= self._metrics(betas)
+        return Update(body | _packed(mixed), client.num_samples, metrics)
+
+    def _send_estimate(
+        self,
+        client: Client,
+        features: Features,
+        shared: GaussianStatistics,
+        metrics: dict[str, float],
+    ) -> Update:
+        """Send plain estimates with the class counts by which the server pools them (line 8)."""
+        with client.timer("statistics"):
+            estimate = self._estimate(features, shared)
+            counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
+        body = part(model_tensors(client.model), "body")
+        sent = body | _packed(estimate) | {"counts": counts.float()}
+        return Update(sent, client.num_samples, metrics)
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
-        """Weight by samples, but pooled means by class counts."""
+        """Weight everything by samples, but pooled means by class counts."""
         if self.statistics == "interpolated":
             return super().contribution(update, total)
         by_samples = replace(update, tensors=part(update.tensors, "body", "covariance"))
         total = super().contribution(by_samples, total)
         counts, means = (update.tensors[name].double() for name in ("counts", "means"))
         add(total, {"means": counts[:, None] * means, "counts": counts})
-        if self.scatter == "total":
-            add(total, {"squares": means.T @ (counts[:, None] * means)})
         return total
 
     def fault(self, update: Update) -> str | None:
@@ -228,29 +240,36 @@ class PFedFDA(Method):
         """Average the bodies and form the global Gaussians (line 14)."""
         if self.statistics == "interpolated":
             return super().finish(state, total)
+        covariance = self._pooled_covariance(total)
+        if state["seen"].any():
+            covariance = self._moving(state["covariance"], covariance)
+        return {
+            **super().finish(state, part(total, "body", WEIGHT)),
+            "means": self._pooled_means(state, total),
+            "covariance": covariance,
+            "seen": torch.maximum(state["seen"], (total["counts"] > 0).float()),
+        }
+
+    def _pooled_means(self, state: Tensors, total: Tensors) -> Tensor:
+        """Return the new global means."""
         sums, counts = total["means"], total["counts"]
-        average = super().finish(state, part(total, "body", "covariance", WEIGHT))
-        held, seen = counts > 0, state["seen"] > 0
+        held, seen = counts[:, None] > 0, state["seen"][:, None] > 0
+        fresh = (sums / counts.clamp(min=1)[:, None]).float()
         # A class is first seen as it is: its random start carries no information. Until then the
         # mean of everything stands in for it, and a class that nobody holds now keeps its mean.
-        stand_in = torch.where(seen[:, None], state["means"], (sums.sum(0) / counts.sum()).float())
-        means = sums / counts.clamp(min=1)[:, None]
-        if self.scatter == "total":
-            between = (total["squares"] - means.T @ (counts[:, None] * means)) / counts.sum()
-            average["covariance"] += pack_symmetric(between).float()
-        fresh = means.float()
-        moved = torch.where(seen[:, None], self._moving(state["means"], fresh), fresh)
-        average["means"] = torch.where(held[:, None], moved, stand_in)
-        if seen.any():
-            average["covariance"] = self._moving(state["covariance"], average["covariance"])
-        average["seen"] = (held | seen).float()
-        return average
+        moved = torch.where(seen, self._moving(state["means"], fresh), fresh)
+        stand_in = torch.where(seen, state["means"], (sums.sum(0) / counts.sum()).float())
+        return torch.where(held, moved, stand_in)
+
+    def _pooled_covariance(self, total: Tensors) -> Tensor:
+        """Return the mean of the clients' covariances."""
+        return (total["covariance"] / float(total[WEIGHT])).float()
 
     def _moving(self, old: Tensor, new: Tensor) -> Tensor:
         return self.keep * old + (1 - self.keep) * new
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
-        """Serve with the client's own Gaussians; without stored ones make them (lines 8 to 11)."""
+        """Use the client's own Gaussians; without stored ones make them (lines 8 to 11)."""
         if self.personal == "stored" and client.state:
             betas = Betas(*client.state["betas"].tolist())
             mixed = _statistics_of(client.state)
@@ -258,10 +277,10 @@ class PFedFDA(Method):
             return Personal(client.model, self._metrics(betas))
         shared = _statistics_of(message)
         self._load(client.model, message, shared, self._priors(client))
-        features, labels, rows = self._extract(client)
-        betas, mixed = self._adapt(client, features, labels, rows, shared)
+        features = self._extract(client)
+        betas, mixed = self._adapt(client, features, shared)
         if self.rare_class:
-            counts = torch.bincount(labels.cpu(), minlength=len(shared.means))
+            counts = torch.bincount(features.labels.cpu(), minlength=len(shared.means))
             rare = (counts <= self.rare_class)[:, None].to(mixed.means.device)
             means = torch.where(rare, shared.means.to(mixed.means), mixed.means)
             mixed = replace(mixed, means=means)
@@ -274,77 +293,56 @@ class PFedFDA(Method):
         self._load(client.model, message, shared, torch.ones(len(shared.means)))
         return client.model
 
-    def _train_body(self, client: Client) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Train the body (line 7); return the features that passed by, their labels and rows."""
+    def _train_body(self, client: Client) -> tuple[Features, float]:
+        """Train the body (line 7); return features that passed by, and the mean loss."""
         body, head = client.model.body, client.model.head
-        seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        passed: list[Features] = []
 
         def loss(batch: Batch) -> Tensor:
             features = body(batch.images)
-            seen.append((features.detach(), batch.labels, batch.rows))
+            passed.append(Features(features.detach(), batch.labels, batch.rows))
             return F.cross_entropy(head(features), batch.labels)
 
-        if self.features == "before":
-            before = self._extract(client)
         mean_loss = sgd(
             client, body.parameters(), loss, drop_last=self.drop_last, max_norm=self.max_norm
         )
-        if self.features == "before":
-            return *before, mean_loss
-        if self.features == "after":
-            return *self._extract(client), mean_loss
-        steps = len(seen) // client.task.training.epochs
-        if self.features == "last":
-            seen = seen[-steps:]
-        elif self.features == "first":
-            seen = seen[:steps]
-        features, labels, rows = (torch.cat(parts) for parts in zip(*seen, strict=True))
-        return features, labels, rows, mean_loss
+        if self.features == "first":
+            passed = passed[: len(passed) // client.task.training.epochs]
+        return Features(*(torch.cat(parts) for parts in zip(*passed, strict=True))), mean_loss
 
-    def _extract(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features, labels and rows of the training samples under the loaded body."""
+    def _extract(self, client: Client) -> Features:
+        """Return the features of the training samples under the loaded body."""
         used = client.num_samples
         incomplete = used % client.task.training.batch_size
         if self.drop_last and incomplete < used:
             used -= incomplete
         with client.timer("network"):
-            features = extract_features(client, used)
-        return features, client.samples.labels[:used], torch.arange(used)
+            values = extract_features(client, used)
+        return Features(values, client.samples.labels[:used], torch.arange(used))
 
-    def _estimate(
-        self, features: Tensor, labels: Tensor, shared: GaussianStatistics
-    ) -> GaussianStatistics:
+    def _estimate(self, features: Features, shared: GaussianStatistics) -> GaussianStatistics:
         """Estimate means and covariance (line 8); absent classes take the global mean."""
-        ridge = self._ridge(features, labels, len(shared.means))
         return estimate_statistics(
-            features, labels, len(shared.means), prior_means=shared.means, ridge=ridge
+            features.values,
+            features.labels,
+            len(shared.means),
+            prior_means=shared.means,
+            ridge=self.ridge,
         )
 
-    def _ridge(self, features: Tensor, labels: Tensor, classes: int) -> float:
-        """Return the ridge for covariances of these features."""
-        if not self.relative_ridge:
-            return self.ridge
-        covariance = estimate_statistics(features, labels, classes).covariance
-        return self.ridge * float(covariance.diagonal().mean())
-
     def _adapt(
-        self,
-        client: Client,
-        features: Tensor,
-        labels: Tensor,
-        rows: Tensor | None,
-        shared: GaussianStatistics,
+        self, client: Client, features: Features, shared: GaussianStatistics
     ) -> tuple[Betas, GaussianStatistics]:
         """Estimate, find β and interpolate (lines 8 to 11)."""
         adaptation = adapt(
-            features,
-            labels,
+            features.values,
+            features.labels,
             shared,
             priors=self._priors(client),
-            sample_ids=rows,
+            sample_ids=features.rows,
             betas=self.betas,
             n_folds=self.folds,
-            ridge=self._ridge(features, labels, len(shared.means)),
+            ridge=self.ridge,
             grouped=self.grouped_folds,
             solver=self.solver,
             generator=client.generator,
@@ -371,72 +369,10 @@ class PFedFDA(Method):
         counts = torch.bincount(client.samples.labels.cpu(), minlength=client.task.num_classes)
         return counts.double() / counts.sum() + self.prior_smoothing
 
-    def _update(self, client: Client, tensors: Tensors, metrics: dict[str, float]) -> Update:
-        sent = part(model_tensors(client.model), "body") | tensors
-        return Update(sent, client.num_samples, metrics)
-
     def _metrics(self, betas: Betas) -> dict[str, float]:
         if self.betas == "multiple":
             return {"beta": betas.means, "beta_covariance": betas.covariance}
         return {"beta": betas.means}
-
-
-@register
-@dataclass(frozen=True)
-class PFedFDAPooled(PFedFDA):
-    """pFedFDA whose server pools plain estimates; β is fitted when a client personalises."""
-
-    name: ClassVar[str] = "pfedfda-pooled"
-    title: ClassVar[str] = "pFedFDA (pooled)"
-    is_preset: ClassVar[bool] = True
-
-    keep: float = 0.2
-    ridge: float = 0.1
-    features: Literal["all", "first", "last", "before", "after"] = "all"
-    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
-    initial_scale: float = 0.3
-
-
-@register
-@dataclass(frozen=True)
-class PFedFDAPaper(PFedFDA):
-    """Algorithm 1 of the paper as written, with a ridge that trains."""
-
-    name: ClassVar[str] = "pfedfda-paper"
-    title: ClassVar[str] = "pFedFDA (paper)"
-    is_preset: ClassVar[bool] = True
-
-    statistics: Literal["interpolated", "pooled"] = "interpolated"
-    ridge: float = 0.3
-    features: Literal["all", "first", "last", "before", "after"] = "all"
-    personal: Literal["stored", "fresh"] = "stored"
-    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
-    initial_scale: float = 1.0
-    prior_smoothing: float = 0.0
-    max_norm: float = 0.0
-
-
-@register
-@dataclass(frozen=True)
-class PFedFDAReleased(PFedFDA):
-    """pFedFDA as the authors' released program has it."""
-
-    name: ClassVar[str] = "pfedfda-released"
-    title: ClassVar[str] = "pFedFDA (released)"
-    is_preset: ClassVar[bool] = True
-
-    statistics: Literal["interpolated", "pooled"] = "interpolated"
-    ridge: float = 1.0
-    betas: Literal["single", "multiple", "none"] = "multiple"
-    grouped_folds: bool = False
-    solver: Literal["spectral", "reference", "clipped"] = "clipped"
-    features: Literal["all", "first", "last", "before", "after"] = "all"
-    rare_class: int = 2
-    initial_means: Literal["gaussian", "uniform", "estimated"] = "uniform"
-    initial_scale: float = 1.0
-    shrinkage: float = 1e-4
-    drop_last: bool = True
-    max_norm: float = 0.0
 
 
 def _packed(statistics: GaussianStatistics) -> Tensors:
@@ -449,3 +385,48 @@ def _packed(statistics: GaussianStatistics) -> Tensors:
 
 def _statistics_of(tensors: Tensors) -> GaussianStatistics:
     return GaussianStatistics(tensors["means"], unpack_symmetric(tensors["covariance"]))
+
+
+register_preset(
+    PFedFDA,
+    "pfedfda-pooled",
+    "pFedFDA (pooled)",
+    "pFedFDA whose server pools plain estimates; β is fitted when a client personalises.",
+    keep=0.2,
+    ridge=0.1,
+    features="all",
+    initial_means="gaussian",
+    initial_scale=0.3,
+)
+register_preset(
+    PFedFDA,
+    "pfedfda-paper",
+    "pFedFDA (paper)",
+    "Algorithm 1 of the paper as written, with a ridge that trains.",
+    statistics="interpolated",
+    ridge=0.3,
+    features="all",
+    personal="stored",
+    initial_means="gaussian",
+    initial_scale=1.0,
+    prior_smoothing=0.0,
+    max_norm=0.0,
+)
+register_preset(
+    PFedFDA,
+    "pfedfda-released",
+    "pFedFDA (released)",
+    "pFedFDA as the authors' released program has it.",
+    statistics="interpolated",
+    ridge=1.0,
+    betas="multiple",
+    grouped_folds=False,
+    solver="clipped",
+    features="all",
+    rare_class=2,
+    initial_means="uniform",
+    initial_scale=1.0,
+    shrinkage=1e-4,
+    drop_last=True,
+    max_norm=0.0,
+)

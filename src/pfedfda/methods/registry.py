@@ -5,8 +5,9 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from pfedfda.errors import InputError, unknown
 from pfedfda.methods.base import Method
@@ -25,6 +26,50 @@ def register(method: M) -> M:
     return method
 
 
+def register_preset(
+    method: type[Method], name: str, title: str, about: str, **values: Any
+) -> type[Method]:
+    """Make a method known under another name, with other defaults.
+
+    Parameters
+    ----------
+    method
+        The method.
+    name, title
+        The preset's name on the command line and in tables.
+    about
+        A sentence on what it is.
+    values
+        The hyper-parameters that it fixes.
+    """
+    own = [f.name for f in fields(method)]
+    for value in values:
+        if value not in own:
+            raise unknown(f"hyper-parameter of {method.name}:", value, own)
+    hints = get_type_hints(method, include_extras=True)
+    content = {
+        "__doc__": about,
+        "__module__": sys._getframe(1).f_globals["__name__"],  # as for a class written there
+        "__annotations__": {value: hints[value] for value in values},
+        "__reduce__": _reduce,  # pickle would look for the class in its module
+        "name": name,
+        "title": title,
+        "is_preset": True,
+        **values,
+    }
+    preset: type[Method] = dataclass(frozen=True)(type(name, (method,), content))
+    preset()  # refuses values that the method refuses
+    return register(preset)
+
+
+def _reduce(method: Method) -> tuple[Any, ...]:
+    return _restore, (method.name, dict(vars(method)))
+
+
+def _restore(name: str, values: dict[str, Any]) -> Method:
+    return find_method(name)(**values)
+
+
 def all_methods() -> dict[str, type[Method]]:
     """Return every known method by name, oldest paper first."""
     package = Path(__file__).parent
@@ -39,7 +84,8 @@ def find_method(name: str) -> type[Method]:
     Parameters
     ----------
     name
-        A registered name, or the path of a Python file that registers one method of its own.
+        A registered name, or the path of a Python file that registers one method of its own, and
+        presets of it if it likes.
     """
     methods = all_methods()
     if name in methods:
@@ -99,6 +145,7 @@ def load_method_file(path: Path) -> type[Method]:
             f"{_place(error, path)} ({error})."
         ) from error
     added = [method for method in _registry.values() if method.__module__ == module_name]
+    added = [method for method in added if not method.is_preset] or added
     if len(added) != 1:
         raise InputError(
             f"The file {path} registers {len(added)} methods; it must register exactly one with "

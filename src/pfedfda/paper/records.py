@@ -205,19 +205,25 @@ def _same_clients(first: Record, second: Record) -> bool:
 def valid(need: Need, records: Iterable[Record]) -> list[Record]:
     """Return the records of a needed run.
 
-    Those that were made with other settings than they would be made with today do not count. An
-    older shift does: its noise has the same distribution, and `pfedfda.paper.suites.differences`
-    tells of it.
+    Those that were made with other settings than they would be made with today do not count.
+    Hyper-parameters that a method no longer has make no difference where they had the value that
+    now always holds. Nor does an older shift: its noise has the same distribution, and
+    `pfedfda.paper.suites.differences` tells of it.
     """
     today = {"need": _plain(need), **settings_of(need.config())}
     same_shift = {"shift_version": today["split"]["shift_version"]}
+    kind = find_method(need.method)
+
+    def then(record: Record, name: str) -> Any:
+        value = record[name]
+        if name == "split":
+            return value | same_shift
+        return kind.without_removed(value) if name == "hyperparameters" else value
+
     return [
         record
         for record in records
-        if all(
-            (record[name] | same_shift if name == "split" else record[name]) == value
-            for name, value in today.items()
-        )
+        if all(then(record, name) == value for name, value in today.items())
     ]
 
 

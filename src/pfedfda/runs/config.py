@@ -307,7 +307,14 @@ def read_config(path: Path) -> Config:
                 f"run a program by themselves: name that file on the command line too, with "
                 f"--method (run) or --methods (compare)."
             )
-        methods[name] = from_mapping(find_method(name), fields, f"methods.{name}")
+        kind = find_method(name)
+        fields = kind.without_removed(fields)
+        for field_name in fields.keys() & kind.removed.keys():
+            raise InputError(
+                f"methods.{name}.{field_name} in {path} is {shown(fields[field_name])}, and this "
+                f"setting was removed: only {shown(kind.removed[field_name])} is still accepted."
+            )
+        methods[name] = from_mapping(kind, fields, f"methods.{name}")
     groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}
     return Config(methods, **groups)
 

@@ -4,12 +4,12 @@ The model that a run ends with is personalised as each method does it for a clie
 nothing, and tested. For a run of pFedMe this tells what its w is worth by itself, fine-tuned, or as
 the clients send it, and so whether the training or what serves explains an accuracy:
 
-    python benchmarks/serve_otherwise.py runs/pfedme fedavg fedavg-ft pfedme benchmarks/pfedme_w.py
+    python experiments/serve_otherwise.py runs/pfedme fedavg pfedme experiments/pfedme_w.py
 
 The other methods must be content with what this server sends. A method may come with settings,
 which tells what they are worth where they matter only when a client is served:
 
-    python benchmarks/serve_otherwise.py runs/pfedfda pfedfda "pfedfda betas=multiple folds=5"
+    python experiments/serve_otherwise.py runs/pfedfda pfedfda "pfedfda betas=multiple folds=5"
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Prints how many classes a client holds, how many of its test images are of a class that it has a
 training image of, and the accuracy of naming its most frequent training class, whatever the image:
 
-    python benchmarks/class_counts.py cifar10-scarce --alpha 0.1
+    python experiments/class_counts.py cifar10-scarce --alpha 0.1
 """
 
 import argparse

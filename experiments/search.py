@@ -2,9 +2,10 @@
 
 A run trains on 80 % of each client's kept training samples and is judged on the other 20 %; test
 images are never looked at. Settings are given as differences from the preset ``pfedfda-pooled``,
-which stays as it is, so that every row of the results can be run again:
+which stays as it is, so that every row of the results can be run again; some are options of
+`pfedfda_variants` alone:
 
-    python benchmarks/search.py --dataset cifar10-s --rounds 50 ridge=0.03 init=he
+    python experiments/search.py --dataset cifar10-s --rounds 50 ridge=0.03 init=he
 
 appends a row to results/search.csv, and ``--table`` writes the tables of docs/search.md from it.
 """
@@ -23,11 +24,12 @@ from pfedfda.errors import RunStoppedError
 from pfedfda.experiment import load_run, run
 from pfedfda.methods import Method, find_method
 from pfedfda.runs.config import checked_fields
+from pfedfda_variants import PFedFDAVariants
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "search.csv"
 PAGE = ROOT / "docs" / "search.md"
-BEGIN, END = "<!-- made by benchmarks/search.py --table -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- made by experiments/search.py --table -->\n", "<!-- end -->\n"
 COLUMNS = (
     *("dataset", "train_fraction", "rounds", "seed", "method", "settings"),
     *("mean_accuracy", "weighted_accuracy", "worst_tenth_accuracy"),
@@ -48,9 +50,20 @@ def read_settings(words: list[str]) -> dict[str, Any]:
     return settings
 
 
+def is_variant(settings: dict[str, Any]) -> bool:
+    """Tell whether settings of pFedFDA are among those that only `pfedfda_variants` has."""
+    return (
+        bool({"relative_ridge", "scatter"} & settings.keys())
+        or settings.get("features") in ("last", "before", "after")
+        or settings.get("initial_means") == "estimated"
+    )
+
+
 def make_method(name: str, settings: dict[str, Any]) -> tuple[Method, dict[str, Any]]:
     """Return the method with those settings that are its own, and the other settings."""
     kind = find_method(name)
+    if name == "pfedfda-pooled" and is_variant(settings):
+        kind = PFedFDAVariants  # has the same defaults
     own = {f.name for f in dataclasses.fields(kind)}
     fields = {key: value for key, value in settings.items() if key in own}
     others = {key: value for key, value in settings.items() if key not in own}

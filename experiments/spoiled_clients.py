@@ -6,7 +6,7 @@ that images and labels do not belong together, or their images are replaced by p
 samples of which class stays as it is. These are attempts to explain the paper's
 numbers with 25 % of the samples, see docs/differences.md:
 
-    python benchmarks/spoiled_clients.py images local fedavg fedavg-ft
+    python experiments/spoiled_clients.py images local fedavg fedavg-ft
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 A method of its own, to see how much of the difference to the paper's FedAvgFT this explains:
 
-    pfedfda run --method benchmarks/drop_last.py --federation cifar10-s --train-fraction 0.25
+    pfedfda run --method experiments/drop_last.py --federation cifar10-s --train-fraction 0.25
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ That is what the program of pFedMe's authors evaluates: its list of personal ten
 the model's own, which are overwritten with w when a client has trained. As a method of its own, to
 see how far this explains other numbers than ours:
 
-    pfedfda run --method benchmarks/pfedme_w.py --federation cifar10-s --train-fraction 0.25
+    pfedfda run --method experiments/pfedme_w.py --federation cifar10-s --train-fraction 0.25
 """
 
 from dataclasses import dataclass

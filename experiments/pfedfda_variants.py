@@ -1,0 +1,123 @@
+"""pFedFDA with options that were tried and did not become part of it.
+
+What they are worth is told in docs/search.md. `search.py` measures them as settings of the preset
+``pfedfda-pooled``, whose defaults this method has; it can also be run by itself:
+
+    pfedfda run --method experiments/pfedfda_variants.py --pfedfda-variants.scatter total
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from pfedfda.errors import InputError
+from pfedfda.gaussian import (
+    Betas,
+    GaussianStatistics,
+    estimate_statistics,
+    pack_symmetric,
+    unpack_symmetric,
+)
+from pfedfda.methods import Client, Tensors, Update, add, register
+from pfedfda.methods.pfedfda import Features, PFedFDA
+
+
+@register
+@dataclass(frozen=True)
+class PFedFDAVariants(PFedFDA):
+    """The preset ``pfedfda-pooled`` with further options.
+
+    Parameters
+    ----------
+    relative_ridge
+        Measure the ridge in units of the mean variance of the features that a covariance is
+        estimated from, so that it means the same for small features and for large ones.
+    scatter
+        What the global covariance holds: within (the mean of the clients' own covariances) or total
+        (with the scatter of the clients' class means about the global ones: the covariance of all
+        features about the global means).
+    features
+        Which features of a round the estimates are made from: those that passed by in all epochs,
+        in the first or in the last, or those of one more pass, before or after training.
+    initial_means
+        Start of the global means: at random, or estimated (in the first round clients do not train,
+        but send their statistics of the random features).
+    """
+
+    name: ClassVar[str] = "pfedfda-variants"
+    title: ClassVar[str] = "pFedFDA (variants)"
+    removed: ClassVar[dict[str, object]] = {}
+    is_preset: ClassVar[bool] = True
+
+    keep: float = 0.2
+    ridge: float = 0.1
+    features: Literal["all", "first", "last", "before", "after"] = "all"
+    initial_means: Literal["gaussian", "uniform", "estimated"] = "gaussian"
+    initial_scale: float = 0.3
+    relative_ridge: bool = False
+    scatter: Literal["within", "total"] = "within"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.statistics == "interpolated" and self.initial_means == "estimated":
+            raise InputError("Only pooled statistics can start from estimated means.")
+        if self.statistics == "interpolated" and self.scatter == "total":
+            raise InputError("Only pooled statistics can hold the total scatter.")
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        """Send statistics of the random features in the first round, if the start is estimated."""
+        if self.initial_means != "estimated" or client.round > 1:
+            return super().train(client, message)
+        shared = GaussianStatistics(message["means"], unpack_symmetric(message["covariance"]))
+        self._load(client.model, message, shared, self._priors(client))
+        return self._send_estimate(client, self._extract(client), shared, {})
+
+    def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
+        """Add the squares of the means for the total scatter."""
+        total = super().contribution(update, total)
+        if self.scatter == "total":
+            counts, means = (update.tensors[name].double() for name in ("counts", "means"))
+            add(total, {"squares": means.T @ (counts[:, None] * means)})
+        return total
+
+    def _pooled_covariance(self, total: Tensors) -> Tensor:
+        """Add the scatter between the clients' means."""
+        within = super()._pooled_covariance(total)
+        if self.scatter == "within":
+            return within
+        counts = total["counts"]
+        means = total["means"] / counts.clamp(min=1)[:, None]
+        between = (total["squares"] - means.T @ (counts[:, None] * means)) / counts.sum()
+        return within + pack_symmetric(between).float()
+
+    def _train_body(self, client: Client) -> tuple[Features, float]:
+        """Train the body, and return the features that were asked for."""
+        before = self._extract(client) if self.features == "before" else None
+        passed, loss = super()._train_body(client)
+        if before is not None:
+            return before, loss
+        if self.features == "after":
+            return self._extract(client), loss
+        if self.features == "last":
+            an_epoch = len(passed.labels) // client.task.training.epochs
+            return Features(*(part[-an_epoch:] for part in passed)), loss
+        return passed, loss
+
+    def _estimate(self, features: Features, shared: GaussianStatistics) -> GaussianStatistics:
+        """Estimate with the ridge in its unit."""
+        return PFedFDA._estimate(self._in_units(features, shared), features, shared)
+
+    def _adapt(
+        self, client: Client, features: Features, shared: GaussianStatistics
+    ) -> tuple[Betas, GaussianStatistics]:
+        """Adapt with the ridge in its unit."""
+        return PFedFDA._adapt(self._in_units(features, shared), client, features, shared)
+
+    def _in_units(self, features: Features, shared: GaussianStatistics) -> "PFedFDAVariants":
+        """Return this method with a ridge that is not relative any more."""
+        if not self.relative_ridge:
+            return self
+        own = estimate_statistics(features.values, features.labels, len(shared.means))
+        unit = float(own.covariance.diagonal().mean())
+        return replace(self, ridge=self.ridge * unit, relative_ridge=False)
