@@ -7,8 +7,10 @@ from PIL import Image
 
 from pfedfda.cli import main
 from pfedfda.data import Federation, FederationConfig, prepare
+from pfedfda.report.charts import bubbles
 from pfedfda.report.federation import class_counts, draw_figures, summary_table
-from pfedfda.report.figures import draw_bubbles
+from pfedfda.report.figures import draw_chart
+from pfedfda.runs import ClassCounts
 
 
 def test_counts_are_those_of_the_labels(tiny: Federation) -> None:
@@ -60,11 +62,12 @@ def test_columns_of_the_summary_have_different_names(tiny: Federation) -> None:
 def test_bubbles_lie_inside_the_axes(clients: int, classes: int, size: tuple[float, float]) -> None:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    draw_bubbles(axes, np.full((clients, classes), 7), [f"class {c}" for c in range(classes)])
+    names = [f"class {c}" for c in range(classes)], [f"client {c}" for c in range(clients)]
+    draw_chart(axes, bubbles(ClassCounts(*names, [[7] * classes] * clients)))
     figure.draw_without_rendering()
-    (bubbles,) = axes.collections
-    radius = np.sqrt(bubbles.get_sizes().max()) / 2 * figure.dpi / 72
-    places = axes.transData.transform(bubbles.get_offsets())
+    (circles,) = axes.collections
+    radius = np.sqrt(circles.get_sizes().max()) / 2 * figure.dpi / 72
+    places = axes.transData.transform(circles.get_offsets())
     box = axes.get_window_extent()
     assert (places.min(0) - radius > box.min).all()
     assert (places.max(0) + radius < box.max).all()

@@ -4,23 +4,25 @@ import base64
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from html import escape
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, printable
 from pfedfda.files import inside, write_text
-from pfedfda.report import plots, tables
+from pfedfda.models import default_model
+from pfedfda.report import charts, tables
+from pfedfda.report.charts import Bars, Chart
+from pfedfda.report.groups import Entry, Group, read_groups, seeds_of
 from pfedfda.report.paper_table import PaperTable
-from pfedfda.report.plots import Shown, counted, number
-from pfedfda.report.runs import Group, Run, mean_runs, read_groups
-from pfedfda.report.styles import Style, styles_of, title_of
-from pfedfda.report.svg import marker
-
-RUN_FILES = ("config.toml", "metrics.jsonl", "clients.csv", "new_clients.csv", "summary.json")
+from pfedfda.report.styles import title_of
+from pfedfda.report.svg import Drawing
+from pfedfda.report.tables import Table
+from pfedfda.report.text import counted, number, shorten, time_unit
+from pfedfda.runs import RunResult
+from pfedfda.runs.layout import CLIENTS, CONFIG, METRICS, NEW_CLIENTS, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,46 @@ class Section:
         Its heading.
     text
         A sentence or two on how to read it.
-    content
-        HTML.
+    figure
+        A chart, or several to choose from with switches.
+    tables
+        Tables, each with the entry that it is about, if it is about one.
+    details
+        Tables that are folded away, with what to press for them.
+    notes
+        Sentences in a list at the end, with its heading.
     """
 
     heading: str
-    text: str
-    content: str
+    text: str = ""
+    figure: "Figure | None" = None
+    tables: Sequence[tuple[Entry | None, Table]] = ()
+    details: Sequence[tuple[str, Table]] = ()
+    notes: tuple[str, Sequence[str]] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts to choose from.
+
+    Parameters
+    ----------
+    key
+        An identifier that no other figure of the page has.
+    views
+        The charts or bars; with two switches, those of the second for each choice of the first.
+    switches
+        For each switch its name and its choices; the first is chosen at the beginning.
+    """
+
+    key: str
+    views: Sequence[Chart | Bars]
+    switches: Sequence[tuple[str, Sequence[str]]] = ()
+
+    def choice(self, place: int) -> tuple[int, int]:
+        """Return which choices of the two switches show a view."""
+        second = len(self.switches[1][1]) if len(self.switches) > 1 else 1
+        return divmod(place, second)
 
 
 def write_report(
@@ -65,16 +100,13 @@ def write_report(
     from pfedfda.report.figures import draw_group  # Matplotlib takes long to import
 
     groups = read_groups(runs)
-    legend = _legend(groups)
     page, figures = inside(folder, "report.html"), inside(folder, "figures")
     try:
         figures.mkdir(parents=True, exist_ok=True)
         drawn: list[Path] = []
         for place, group in enumerate(groups):
-            prefix = f"{place + 1}-" if len(groups) > 1 else ""
-            drawn += draw_group(_shown(group, legend), group, figures, prefix)
-        text = render(groups, folder, title or _title(groups, suite), suite, drawn)
-        write_text(page, text.encode("utf-8", errors="replace").decode("utf-8"))
+            drawn += draw_group(group, figures, f"{place + 1}-" if len(groups) > 1 else "")
+        write_text(page, render(groups, folder, title or _title(groups, suite), suite, drawn))
     except OSError as error:
         raise InputError(f"The report cannot be written to {folder} ({error}).") from error
     return page
@@ -102,72 +134,53 @@ def render(
     figures
         The files of the figures, to link to.
     """
-    legend = _legend(groups)
-    body = [_header(groups, title, suite), _legend_list(legend)]
-    if suite is not None:
-        text = "As the paper reports them, as they came out here, and ours less the paper’s."
-        section = Section("The paper’s numbers and ours", text, tables.paper(suite))
-        body.append(_section(section, "paper"))
-    for place, group in enumerate(groups):
-        if group.heading:
-            body.append(f'<h2 class="federation">{escape(group.heading)}</h2>')
-        for part, section in enumerate(_sections(group, _shown(group, legend), f"g{place}")):
-            body.append(_section(section, f"g{place}-{part}"))
-    body.append(_section(Section("Settings", "", _settings(groups)), "settings"))
-    body.append(_section(Section("Files", "", _files(groups, folder, figures)), "files"))
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
     resources = files("pfedfda.report")
     script = resources.joinpath("page.js").read_text(encoding="utf-8")
-    sheet = resources.joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # The policy lets nothing in from outside, and runs no script but the one below.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{sheet}{_colours(legend)}</style>\n</head>\n"
-        f"<body>\n<main>\n{chr(10).join(body)}\n</main>\n<script>{script}</script>\n</body>\n"
-        "</html>\n"
+    # Text in the page may come from anybody: it is escaped, and control characters are replaced.
+    environment = Environment(
+        loader=PackageLoader("pfedfda.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: (
+            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
     )
-
-
-def _legend(groups: Sequence[Group]) -> dict[str, tuple[int, Style]]:
-    """Return number and look of every label; the same label looks the same in all federations."""
-    methods = {run.label: run.method for group in groups for run in group.runs}
-    looks = styles_of(methods.values())
-    return {
-        label: (place, look) for place, (label, look) in enumerate(zip(methods, looks, strict=True))
-    }
-
-
-def _shown(group: Group, legend: dict[str, tuple[int, Style]]) -> list[Shown]:
-    return [Shown(legend[run.label][0], run, legend[run.label][1]) for run in group.runs]
-
-
-def _colours(legend: dict[str, tuple[int, Style]]) -> str:
-    who = ":is([data-m='{0}'],[data-c='{0}'])"
-    light = "".join(f"{who.format(i)}{{--c:{look.light}}}" for i, look in legend.values())
-    dark = "".join(f"{who.format(i)}{{--c:{look.dark}}}" for i, look in legend.values())
-    return f"{light}\n@media screen and (prefers-color-scheme:dark){{{dark}}}\n"
-
-
-def _legend_list(legend: dict[str, tuple[int, Style]]) -> str:
-    items = []
-    for label, (place, look) in legend.items():
-        dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
-        items.append(
-            f'<li data-m="{place}"><svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">'
-            f'<path class="line" d="M1 6H29"{dash}/>{marker(look.marker, 15, 6, 3.6)}</svg>'
-            f"<span>{escape(label)}</span></li>"
-        )
-    return f'<ul class="legend" aria-label="Methods">{"".join(items)}</ul>'
-
-
-def _section(section: Section, key: str) -> str:
-    text = f'<p class="how">{section.text}</p>' if section.text else ""
-    return (
-        f'<section id="s-{key}"><h2>{escape(section.heading)}</h2>{text}{section.content}</section>'
+    environment.globals.update(Drawing=Drawing, number=number, shorten=shorten, time_unit=time_unit)
+    big, what, facts = _headline(groups, suite)
+    return environment.get_template("page.html").render(
+        title=title,
+        style=Markup(resources.joinpath("page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        # The policy lets nothing in from outside, and runs no script but the page's own.
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        about=" · ".join(_about(groups)),
+        big=big,
+        what=what,
+        facts=facts,
+        warnings=_warnings(groups),
+        legend={entry.index: entry for group in groups for entry in group.entries}.values(),
+        suite=_suite_section(suite) if suite else None,
+        groups=[
+            (group.heading, _sections(group, f"g{place}")) for place, group in enumerate(groups)
+        ],
+        settings=_settings([run for group in groups for run in group.runs]),
+        hyperparameters={
+            entry.label: _hyperparameters(entry.first)
+            for group in groups
+            for entry in group.entries
+        },
+        files=[
+            (_run_label(entry, run), _relative(run.folder, folder), _links(run, folder))
+            for group in groups
+            for entry in group.entries
+            for run in entry.runs
+        ],
+        figures=[(path.name, quote(_relative(path, folder))) for path in figures],
     )
 
 
@@ -181,7 +194,7 @@ def _title(groups: Sequence[Group], suite: PaperTable | None) -> str:
     return f"{who} on {_source(groups[0].runs[0])}"
 
 
-def _source(run: Run) -> str:
+def _source(run: RunResult) -> str:
     """Return where the images come from, in short: of a path only the name."""
     name = Path(_text(run.setting("federation", "source"))).name or "a federation"
     shift = run.setting("federation", "shift")
@@ -189,39 +202,38 @@ def _source(run: Run) -> str:
     return f"{name}, shifted" if shifted else name
 
 
-def _header(groups: Sequence[Group], title: str, suite: PaperTable | None) -> str:
+def _about(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
-    big, what, facts = _headline(groups, suite)
     dates = sorted({run.machine["date"] for run in runs if "date" in run.machine})
-    about = [_about(groups[0])] if len(groups) == 1 else [f"{len(runs)} runs"]
-    about += [" to ".join(dict.fromkeys([dates[0], dates[-1]]))] if dates else []
-    notes = [
-        f"{escape(run.label)} stopped after {counted(run.rounds, 'round')}"
-        f"{': ' + escape(run.reason) if run.reason else '.'}"
-        for run in runs
-        if run.status != "complete"
+    when = [" to ".join(dict.fromkeys([dates[0], dates[-1]]))] if dates else []
+    if len(groups) > 1:
+        return [f"{len(runs)} runs", *when]
+    clients = max(len(run.clients) for run in runs)
+    parts = [
+        _source(runs[0]),
+        counted(clients, "client") if clients else "",
+        counted(max(run.rounds for run in runs), "round"),
+        seeds_of(runs),
+        *when,
     ]
-    notes += [f"{escape(name)} has no results yet." for g in groups for name in g.unfinished]
-    told = "".join(f"<li><b>{escape(value)}</b> {escape(name)}</li>" for value, name in facts)
-    return (
-        f'<header><p class="brand">pfedfda</p><h1>{escape(title)}</h1>'
-        f'<p class="about">{escape(" · ".join(about))}</p>'
-        f'<div class="headline"><p class="big">{escape(big)}</p><p class="what">{escape(what)}</p>'
-        f'</div><ul class="facts">{told}</ul>'
-        + "".join(f'<p class="warning">{note}</p>' for note in notes)
-        + "</header>"
-    )
+    return [part for part in parts if part]
 
 
-def _about(group: Group) -> str:
-    run = group.runs[0]
-    clients = max(len(run.clients) for run in group.runs)
-    parts = [_source(run)]
-    parts += [counted(clients, "client")] if clients else []
-    parts += [counted(max(run.rounds for run in group.runs), "round")]
-    seeds = sorted({str(r.setting("schedule", "seed")) for r in group.runs} - {"None"})
-    parts += [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"] if seeds else []
-    return " · ".join(parts)
+def _warnings(groups: Sequence[Group]) -> list[str]:
+    warnings = []
+    for group in groups:
+        for entry in group.entries:
+            for run in entry.runs:
+                if run.status != "complete":
+                    why = f": {run.reason}" if run.reason else "."
+                    rounds = counted(run.rounds, "round")
+                    warnings.append(f"{_run_label(entry, run)} stopped after {rounds}{why}")
+        warnings += [f"{name} has no results yet." for name in group.unfinished]
+    return warnings
+
+
+def _run_label(entry: Entry, run: RunResult) -> str:
+    return entry.label if entry.seeds == 1 else f"{entry.label}, {seeds_of([run])}"
 
 
 def _headline(
@@ -237,209 +249,235 @@ def _headline(
             many = f"{len(differences)} of {len(cells)} numbers"
             what = f"mean absolute difference from the paper, over {many}"
             return number(mean, suite.digits), what, facts
-    ranked = [sorted(_evaluated(group), key=lambda run: -(run.mean or 0)) for group in groups]
-    ranked = [runs for runs in ranked if runs]
+    ranked = [_ranked(group) for group in groups if _ranked(group)]
     if not ranked:
         return "–", "no evaluation yet", []
     if len(groups) > 1:
-        winners = [title_of(runs[0].method) for runs in ranked]
+        winners = [title_of(entries[0][1].first.method) for entries in ranked]
         best = max(winners, key=winners.count)
         what = f"federations in which {best} has the highest mean accuracy"
         return f"{winners.count(best)} of {len(ranked)}", what, []
-    first, *others = ranked[0]
-    rounds = first.metrics[-1]["round"] or first.rounds
-    what = f"mean {first.judged_on} accuracy of {first.label}"
-    methods = len({run.method for run in ranked[0]})
-    kind = "runs" if all(run.seeds == 1 for run in ranked[0]) else "results"
-    many = f"{methods} methods" if methods == len(ranked[0]) else f"{len(ranked[0])} {kind}"
-    what += f", the highest of {many}," if others else ""
+    (highest, first), *others = ranked[0]
+    judged_on = first.first.judged_on
+    rounds = first.evaluations[-1].round if first.evaluations else first.first.rounds
+    methods = {entry.first.method for _, entry in ranked[0]}
+    kind = "methods" if len(methods) == len(ranked[0]) else "results"
+    what = f"mean {judged_on} accuracy of {first.label}"
+    what += f", the highest of {len(ranked[0])} {kind}," if others else ""
     what += f" over {counted(len(first.clients), 'client')}"
     what += f" and {first.seeds} seeds" if first.seeds > 1 else ""
     what += f" after {counted(rounds, 'round')}"
-    facts = []
-    if others and first.mean is not None and others[0].mean is not None:
-        facts.append((f"+{number(first.mean - others[0].mean)}", f"over {others[0].label}, next"))
+    facts = [(f"+{number(highest - mean)}", f"over {e.label}, next") for mean, e in others[:1]]
     facts += [
-        (number(first.summary["weighted_accuracy"]), f"weighted by {first.judged_on} size"),
-        (number(first.summary["worst_tenth_accuracy"]), "worst tenth of the clients"),
-        (number(first.summary["std_accuracy"]), "std over clients"),
+        (number(first.number("weighted_accuracy")), f"weighted by {judged_on} size"),
+        (number(first.number("worst_tenth_accuracy")), "worst tenth of the clients"),
+        (number(first.number("std_accuracy")), "std over clients"),
     ]
-    return number(first.mean), what, facts
+    return number(highest), what, facts
 
 
-def _evaluated(group: Group) -> list[Run]:
-    return [run for run in mean_runs(group.runs) if run.mean is not None]
+def _ranked(group: Group) -> list[tuple[float, Entry]]:
+    """Return the evaluated entries with their mean accuracies, the best first."""
+    means = [(entry.number("mean_accuracy"), entry) for entry in group.entries]
+    known = [(mean, entry) for mean, entry in means if mean is not None]
+    return sorted(known, key=lambda pair: -pair[0])
 
 
-def _sections(group: Group, shown: Sequence[Shown], key: str) -> list[Section]:
-    judged_on = group.runs[0].judged_on
-    looks = {s.run.folder: s for s in shown}
-    means = [replace(looks[run.folder], run=run) for run in mean_runs(group.runs)]
-    text = (
-        f"{judged_on.capitalize()} accuracy after the last evaluation. The weighted mean counts "
-        f"every {judged_on} sample the same; the worst tenth is the mean over the clients with the "
-        f"lowest accuracy."
+def _suite_section(suite: PaperTable) -> Section:
+    return Section(
+        "The paper’s numbers and ours",
+        "As the paper reports them, as they came out here, and ours less the paper’s.",
+        tables=[(None, tables.paper(suite))],
+        notes=("What differs from the paper’s setting", suite.notes) if suite.notes else None,
     )
-    content = tables.comparison(means)
-    if len(means) < len(shown):
-        text += " All numbers of a method are means over its seeds."
-        every = tables.comparison(shown, mark_best=False)
-        content += f"<details><summary>Every run</summary>{every}</details>"
-    sections = [Section("Comparison" if len(shown) > 1 else "Result", text, content)]
-    if any(run.metrics for run in group.runs):
-        sections.append(
-            Section(
-                "Accuracy by round",
-                f"{judged_on.capitalize()} accuracy of all clients after each evaluated round.",
-                plots.accuracy_by_round(shown, f"{key}-accuracy"),
-            )
-        )
-    if any(run.clients for run in group.runs):
-        content = f'<figure class="plot">{plots.accuracy_by_client(shown)}</figure>'
-        content += f"<details><summary>Every client</summary>{tables.clients(shown)}</details>"
-        text = "Each method sorts the clients for itself. " if len(shown) > 1 else ""
-        text += "The shaded part is the tenth of the clients with the lowest accuracy."
-        sections.append(Section("Accuracy by client", text, content))
-    sections += _beta_sections(shown)
-    if any(run.new_clients for run in group.runs):
+
+
+def _sections(group: Group, key: str) -> list[Section]:
+    entries = group.entries
+    sections = [_comparison_section(entries)]
+    evaluated = [entry for entry in entries if entry.evaluations]
+    if evaluated:
+        sections.append(_rounds_section(evaluated, key))
+    if any(entry.clients for entry in entries):
+        sections.append(_clients_section(entries, key))
+    sections += _beta_sections(entries, key)
+    if any(entry.new_clients for entry in entries):
         text = (
             "Clients that never took part in training, on their own images and with these images "
             "corrupted: mean accuracy ± standard deviation over clients."
         )
-        sections.append(Section("New clients", text, tables.new_clients(shown)))
+        table = tables.new_clients(entries)
+        sections.append(Section("New clients", text, tables=[(None, table)]))
     if group.counts is not None:
         largest = max(max(row) for row in group.counts.counts)
         text = (
             "Training samples by client and class. The area of a circle is their number; the "
             f"largest stands for {largest:,}."
         )
-        content = f'<figure class="plot">{plots.class_bubbles(group)}</figure>'
-        sections.append(Section("Who holds what", text, content))
+        figure = Figure(f"{key}-classes", [charts.bubbles(group.counts)])
+        sections.append(Section("Who holds what", text, figure))
     text = (
         "Training and evaluation on the clock; inside the clients, the time of all clients is "
         "summed, whichever worker they ran on."
     )
-    content = tables.time_by_component(shown, f"{key}-time")
-    sections.append(Section("Time by component", text, content))
-    if any(run.metrics for run in group.runs):
-        text = (
-            "Content of all tensors that crossed between server and clients. An amount a round is "
-            "the mean since the evaluation before; in the last round every client takes part."
-        )
-        content = plots.bytes_by_round(shown, f"{key}-bytes")
-        sections.append(Section("Bytes by round", text, content))
+    bars = [charts.wall_time(entries), charts.client_time(entries)]
+    switch = ("Time", ["on the clock", "inside the clients, summed"])
+    sections.append(Section("Time by component", text, Figure(f"{key}-time", bars, [switch])))
+    if evaluated:
+        sections.append(_bytes_section(evaluated, key))
     return sections
 
 
-def _beta_sections(shown: Sequence[Shown]) -> list[Section]:
-    """Return what is known about β: by corruption where there are any, otherwise by client."""
-    columns = dict.fromkeys(n for s in shown for c in s.run.clients for n in c.betas)
-    sections = []
-    for column in columns:
-        telling = [s for s in shown if any(column in c.betas for c in s.run.clients)]
-        name = "β" + column.removeprefix("beta").replace("_", " of the ")
-        if any(c.corruption and c.severity for s in telling for c in s.run.clients):
-            content = "".join(
-                f'<h3 data-m="{s.index}"><i class="dot"></i>{escape(s.run.label)}</h3>'
-                f"{tables.beta_by_corruption(s, column)}"
-                for s in telling
-            )
-            text = "Mean over clients: 0 is the global estimate, 1 the client’s own."
-            sections.append(Section(f"{name} by corruption and severity", text, content))
-        else:
-            content = f'<figure class="plot">{plots.beta_by_client(telling, column)}</figure>'
-            text = (
-                "How far each client leans on its own estimate (1) or on the global one (0), by "
-                "its number of training samples."
-            )
-            sections.append(Section(f"{name} by client", text, content))
-    return sections
+def _comparison_section(entries: Sequence[Entry]) -> Section:
+    judged_on = entries[0].first.judged_on
+    text = (
+        f"{judged_on.capitalize()} accuracy after the last evaluation. The weighted mean counts "
+        f"every {judged_on} sample the same; the worst tenth is the mean over the clients with the "
+        f"lowest accuracy."
+    )
+    details = []
+    if any(entry.seeds > 1 for entry in entries):
+        text += " All numbers of a method are means over its seeds."
+        details.append(("Every run", tables.every_run(entries)))
+    heading = "Comparison" if len(entries) > 1 else "Result"
+    return Section(heading, text, tables=[(None, tables.comparison(entries))], details=details)
 
 
-def _settings(groups: Sequence[Group]) -> str:
-    runs = [run for group in groups for run in group.runs]
-    wanted: list[tuple[str, Callable[[Run], str]]] = [
-        ("federation", _federation),
-        ("model", lambda r: _joined(r, "model", model="{}", init="initial weights {}")),
-        (
-            "rounds",
-            lambda r: _joined(
-                r,
-                "schedule",
-                rounds="{}",
-                participation="participation {}",
-                eval_every="evaluated every {}",
-                new_clients="share of new clients {}",
-            ),
-        ),
-        (
-            "training",
-            lambda r: _joined(
-                r,
-                "training",
-                epochs="{} epochs",
-                batch_size="batches of {}",
-                lr="learning rate {}",
-                momentum="momentum {}",
-                weight_decay="weight decay {}",
-            ),
-        ),
-        ("seed", lambda r: _text(r.setting("schedule", "seed"))),
-        ("machine", _machine),
-        ("versions", _versions),
+def _rounds_section(entries: Sequence[Entry], key: str) -> Section:
+    judged_on = entries[0].first.judged_on.capitalize()
+    text = f"{judged_on} accuracy of all clients after each evaluated round."
+    if any(entry.seeds > 1 for entry in entries):
+        text += " A line is the mean over seeds; the shade reaches from the lowest to the highest."
+    views = [
+        charts.accuracy_by_round(entries, accuracy, by_time)
+        for accuracy in charts.ACCURACY_CHOICES
+        for by_time in (False, True)
     ]
-    rows = []
-    for name, tell in wanted:
-        told = [value for value in dict.fromkeys(tell(run) for run in runs) if value]
-        if told:
-            values = "".join(f"<dd>{escape(value)}</dd>" for value in told)
-            rows.append(f"<dt>{escape(name)}</dt>{values}")
-    methods = []
-    for run in {run.label: run for run in runs}.values():
-        fields = [f for f in run.config["methods"].values() if isinstance(f, dict)]
-        settings = ", ".join(f"{n} {_text(v)}" for f in fields for n, v in f.items())
-        methods.append(f"<dt>{escape(run.label)}</dt><dd>{escape(settings) or 'none'}</dd>")
-    return (
-        f'<dl class="settings">{"".join(rows)}</dl><details><summary>Hyper-parameters of the '
-        f'methods</summary><dl class="settings">{"".join(methods)}</dl></details>'
+    switches = [
+        ("Accuracy", list(charts.ACCURACY_CHOICES)),
+        ("Horizontal axis", ["by round", "by time"]),
+    ]
+    return Section("Accuracy by round", text, Figure(f"{key}-accuracy", views, switches))
+
+
+def _clients_section(entries: Sequence[Entry], key: str) -> Section:
+    chart = charts.accuracy_by_client(entries)
+    text = ""
+    if chart.shaded:
+        text = "Each method sorts the clients for itself. " if len(entries) > 1 else ""
+        text += "The shaded part is the tenth of the clients with the lowest accuracy."
+    details = [("Every client", tables.clients(entries))]
+    figure = Figure(f"{key}-clients", [chart])
+    return Section("Accuracy by client", text, figure, details=details)
+
+
+def _beta_sections(entries: Sequence[Entry], key: str) -> list[Section]:
+    """Return what is known about β: by corruption where there are any, otherwise by client."""
+    sections = []
+    for column in charts.beta_columns(entries):
+        name, chosen = charts.beta_name(column), charts.with_beta(entries, column)
+        if charts.is_shifted(chosen):
+            heats = [
+                (entry, tables.heat(charts.beta_by_corruption(entry, column))) for entry in chosen
+            ]
+            text = "Mean over clients: 0 is the global estimate, 1 the client’s own."
+            sections.append(Section(f"{name} by corruption and severity", text, tables=heats))
+        else:
+            text = "How far each client leans on its own estimate (1) or on the global one (0)"
+            text += "." if charts.are_few(chosen) else ", by its number of training samples."
+            figure = Figure(f"{key}-{column}", [charts.beta_by_client(chosen, column)])
+            sections.append(Section(f"{name} by client", text, figure))
+    return sections
+
+
+def _bytes_section(entries: Sequence[Entry], key: str) -> Section:
+    text = (
+        "Content of all tensors that crossed between server and clients. An amount per round is "
+        "the mean since the evaluation before; in the last round every client takes part."
     )
+    views = [
+        charts.bytes_by_round(entries, direction, total)
+        for direction in ("up", "down")
+        for total in (False, True)
+    ]
+    switches = [
+        ("Direction", ["up, clients to server", "down, server to clients"]),
+        ("Amount", ["per round", "so far"]),
+    ]
+    return Section("Bytes by round", text, Figure(f"{key}-bytes", views, switches))
 
 
-def _joined(run: Run, table: str, **texts: str) -> str:
-    told = [(text, run.setting(table, name)) for name, text in texts.items()]
-    return ", ".join(text.format(_text(value)) for text, value in told if value not in (None, 0.0))
+def _settings(runs: Sequence[RunResult]) -> dict[str, list[str]]:
+    """Return each kind of setting with its different values in the runs."""
+    wanted: dict[str, Callable[[RunResult], str]] = {
+        "federation": _federation,
+        "model": _model,
+        "rounds": lambda run: _joined(
+            run,
+            "schedule",
+            rounds="{}",
+            participation="participation {}",
+            eval_every="evaluated every {}",
+            new_clients="share of new clients {}",
+        ),
+        "training": lambda run: _joined(
+            run,
+            "training",
+            epochs="{} epochs",
+            batch_size="batches of {}",
+            lr="learning rate {}",
+            momentum="momentum {}",
+            weight_decay="weight decay {}",
+        ),
+        "machine": _machine,
+        "versions": lambda run: ", ".join(
+            f"{name} {run.machine[name]}"
+            for name in ("pfedfda", "torch", "python")
+            if name in run.machine
+        ),
+    }
+    values = {name: [*dict.fromkeys(map(write, runs))] for name, write in wanted.items()}
+    name, _, seeds = seeds_of(runs).partition(" ")
+    values[name] = [seeds]
+    return {name: [text for text in texts if text] for name, texts in values.items() if any(texts)}
 
 
-def _federation(run: Run) -> str:
+def _joined(run: RunResult, table: str, **texts: str) -> str:
+    values = [(text, run.setting(table, name)) for name, text in texts.items()]
+    return ", ".join(text.format(_text(v)) for text, v in values if v not in (None, 0.0))
+
+
+def _federation(run: RunResult) -> str:
+    texts = {"source": "{}", "partition": "partition {}"}
     partition = run.setting("federation", "partition")
-    told = _joined(run, "federation", source="{}", partition="partition {}")
     if partition in (None, "auto", "dirichlet", "client-dirichlet", "group-dirichlet"):
-        told += _after(run, alpha="α {}")
-    told += _after(
-        run,
-        train_fraction="fraction of the training samples {}",
-        validation_share="share of them held out for validation {}",
-    )
-    shift = run.setting("federation", "shift")
-    told += f", shift {_text(shift)}" if shift not in (None, "none") else ""
-    return told + _after(run, shift_table="shift table {}", partition_seed="partition seed {}")
+        texts["alpha"] = "α {}"
+    texts["train_fraction"] = "fraction of the training samples {}"
+    texts["validation_share"] = "share of them held out for validation {}"
+    if run.setting("federation", "shift") != "none":
+        texts["shift"] = "shift {}"
+    texts |= {"shift_table": "shift table {}", "partition_seed": "partition seed {}"}
+    return _joined(run, "federation", **texts)
 
 
-def _after(run: Run, **texts: str) -> str:
-    told = _joined(run, "federation", **texts)
-    return f", {told}" if told else ""
+def _model(run: RunResult) -> str:
+    texts = {"model": "{}", "init": "initial weights {}"}
+    size = run.image_size
+    if run.setting("model", "model") == "auto" and size is not None:
+        texts["model"] = f"{default_model(*size)} (chosen for images of {size[0]}×{size[1]})"
+    return _joined(run, "model", **texts)
 
 
-def _machine(run: Run) -> str:
-    told = [run.machine[name] for name in ("system", "processor") if name in run.machine]
-    told += [f"{run.machine['cores']} cores"] if "cores" in run.machine else []
+def _machine(run: RunResult) -> str:
+    texts = [run.machine[name] for name in ("system", "processor") if name in run.machine]
+    texts += [f"{run.machine['cores']} cores"] if "cores" in run.machine else []
     device = run.setting("engine", "device")
-    return ", ".join(told + ([f"device {_text(device)}"] if device else []))
+    return ", ".join(texts + ([f"device {_text(device)}"] if device else []))
 
 
-def _versions(run: Run) -> str:
-    known = ("pfedfda", "torch", "python")
-    return ", ".join(f"{name} {run.machine[name]}" for name in known if name in run.machine)
+def _hyperparameters(run: RunResult) -> str:
+    fields = [table for table in run.config["methods"].values() if isinstance(table, dict)]
+    return ", ".join(f"{n} {_text(v)}" for table in fields for n, v in table.items()) or "none"
 
 
 def _text(value: Any) -> str:
@@ -448,20 +486,9 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _files(groups: Sequence[Group], folder: Path, figures: Sequence[Path]) -> str:
-    items = []
-    for group in groups:
-        for run in group.runs:
-            links = [_link(run.folder / name, folder, name) for name in RUN_FILES]
-            place = escape(_relative(run.folder, folder))
-            items.append(
-                f"<dt>{escape(run.label)}</dt><dd><code>{place}</code> "
-                f"{' '.join(link for link in links if link)}</dd>"
-            )
-    links = [_link(path, folder, path.name) for path in figures]
-    if links:
-        items.append(f"<dt>figures</dt><dd>{' '.join(links)}</dd>")
-    return f'<dl class="settings files">{"".join(items)}</dl>'
+def _links(run: RunResult, folder: Path) -> list[tuple[str, str]]:
+    paths = [run.folder / name for name in (CONFIG, METRICS, CLIENTS, NEW_CLIENTS, SUMMARY)]
+    return [(path.name, quote(_relative(path, folder))) for path in paths if path.exists()]
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -469,9 +496,3 @@ def _relative(path: Path, folder: Path) -> str:
         return os.path.relpath(path, folder).replace(os.sep, "/")
     except ValueError:  # another drive
         return path.as_posix()
-
-
-def _link(path: Path, folder: Path, name: str) -> str:
-    if not path.exists():
-        return ""
-    return f'<a href="{escape(quote(_relative(path, folder)))}">{escape(name)}</a>'
