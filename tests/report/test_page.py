@@ -367,7 +367,7 @@ def test_the_network_is_named_even_if_it_was_chosen_automatically(
     folder = run("local", tiny_config, **few).folder
     assert "emnist-cnn (chosen for images of 28×28)" in page_of(folder).text
     (folder / "checkpoint" / "manifest.json").write_text('{"about": {"task": 3}}')
-    assert "auto, initial weights torch" in page_of(folder).text
+    assert "auto, init torch" in page_of(folder).text
 
 
 def test_paper_numbers_stand_beside_ours(tmp_path: Path) -> None:

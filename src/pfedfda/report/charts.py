@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pfedfda.report.groups import Entry, Evaluation
+from pfedfda.report.groups import Entry, mean
 from pfedfda.report.text import bytes_unit, number, spaced, time_unit
 from pfedfda.runs import ClassCounts, ClientRow
 
@@ -120,19 +120,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Heat:
-    """A table of shaded numbers between 0 and 1.
-
-    Parameters
-    ----------
-    entry
-        Whose they are.
-    name
-        What they are.
-    rows, columns
-        The headings.
-    cells
-        The mean and how many values it is of, by row and column; pairs without values are missing.
-    """
+    """Means between 0 and 1 by row and column, each with the number of values it is of."""
 
     entry: Entry
     name: str
@@ -143,15 +131,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each entry, made of components.
-
-    Parameters
-    ----------
-    entries
-        The entries.
-    components
-        For each entry its seconds by component.
-    """
+    """A bar for each entry, made of its seconds by component."""
 
     entries: Sequence[Entry]
     components: Sequence[Mapping[str, float]]
@@ -168,34 +148,21 @@ class Bars:
 
 
 def accuracy_by_round(entries: Sequence[Entry], accuracy: str, by_time: bool = False) -> Chart:
-    """Return the accuracy after each evaluated round: the mean over seeds, and their range.
-
-    Parameters
-    ----------
-    entries
-        The entries.
-    accuracy
-        A key of `ACCURACY_CHOICES`.
-    by_time
-        Whether the horizontal axis has the time instead of the round.
-    """
+    """Return an accuracy after each evaluated round: the mean over seeds, and their range."""
     column, label = ACCURACY_CHOICES[accuracy]
-    seconds = [e.mean("seconds") or 0 for entry in entries for e in entry.evaluations]
-    unit = time_unit(max(seconds, default=0))
-
-    def place(e: Evaluation) -> float:
-        return (e.mean("seconds") or 0) / unit.size if by_time else e.round
-
+    times = [[mean(values) or 0 for values in entry.curve("seconds")] for entry in entries]
+    unit = time_unit(max((time for of_entry in times for time in of_entry), default=0))
     series = []
-    for entry in entries:
-        means = [e.mean(column) for e in entry.evaluations]
+    for entry, seconds in zip(entries, times, strict=True):
+        curve = entry.curve(column)
+        xs = [time / unit.size for time in seconds] if by_time else entry.rounds
+        ys = [mean(values) for values in curve]
         titles = [
-            f"{entry.label}, round {e.round:.0f}: {number(e.mean(column))}"
-            for e in entry.evaluations
+            f"{entry.label}, round {number_:.0f}: {number(y)}"
+            for number_, y in zip(entry.rounds, ys, strict=True)
         ]
-        ranges = [_range(e.values[column]) for e in entry.evaluations] if entry.seeds > 1 else []
-        xs = [place(e) for e in entry.evaluations]
-        series.append(Series(entry, xs, means, titles=titles, ranges=ranges))
+        ranges = [_range(values) for values in curve] if entry.seeds > 1 else []
+        series.append(Series(entry, xs, ys, titles, ranges=ranges))
     known = [value for s in series for pair in s.ranges if pair for value in pair]
     known += [value for s in series for value in s.ys if value is not None]
     x = Axis(f"time since the start, {unit.name}", low=0) if by_time else rounds_axis()
@@ -243,7 +210,7 @@ def accuracy_by_client(entries: Sequence[Entry]) -> Chart:
         titles = [_client_title(entry, ranked[rank][1]) for rank in ranks]
         accuracies = [ranked[rank][0] for rank in ranks]
         xs = [rank + 1 for rank in ranks]
-        series.append(Series(entry, xs, accuracies, titles=titles, marked=marked))
+        series.append(Series(entry, xs, accuracies, titles, marked))
     return Chart(
         f"{name}, sorted",
         series,
@@ -271,7 +238,7 @@ def _by_name(
         shift = 0.6 * ((number_ + 0.5) / len(entries) - 0.5)
         xs, ys = [v for v, _ in rows], [places[row.client] + shift for _, row in rows]
         titles = [title(entry, row) for _, row in rows]
-        series.append(Series(entry, xs, ys, titles=titles, marked=range(len(rows))))
+        series.append(Series(entry, xs, ys, titles, range(len(rows))))
     y = Axis("client", names=[row.name for row in everyone])
     return Chart(name, series, x, y, joined=False)
 
@@ -332,7 +299,7 @@ def beta_by_client(entries: Sequence[Entry], column: str) -> Chart:
         xs = [float(row.train_samples or 0) for row in rows]
         ys = [row.betas[column] for row in rows]
         titles = [title(entry, row) for row in rows]
-        series.append(Series(entry, xs, ys, titles=titles, marked=range(len(rows))))
+        series.append(Series(entry, xs, ys, titles, range(len(rows))))
     x = Axis("training samples of the client", low=0, whole=True)
     return Chart(f"{name} by its number of training samples", series, x, axis, joined=False)
 
@@ -355,17 +322,7 @@ def beta_by_corruption(entry: Entry, column: str) -> Heat:
 
 
 def bytes_by_round(entries: Sequence[Entry], direction: str, total: bool) -> Chart:
-    """Return the bytes that went up or down, by round or in total so far.
-
-    Parameters
-    ----------
-    entries
-        The entries.
-    direction
-        ``up`` or ``down``.
-    total
-        Whether to show all so far; otherwise the mean per round since the evaluation before.
-    """
+    """Return the bytes ``up`` or ``down``: in total so far, or on average per round."""
     points = [_traffic(entry, f"bytes_{direction}", total) for entry in entries]
     unit = bytes_unit(max((value for _, ys in points for value in ys), default=0))
     series = [
@@ -373,7 +330,7 @@ def bytes_by_round(entries: Sequence[Entry], direction: str, total: bool) -> Cha
             entry,
             xs,
             [value / unit.size for value in ys],
-            titles=[
+            [
                 f"{entry.label}, round {x:.0f}: {value / unit.size:,.2f} {unit.name}"
                 for x, value in zip(xs, ys, strict=True)
             ],
@@ -386,27 +343,20 @@ def bytes_by_round(entries: Sequence[Entry], direction: str, total: bool) -> Cha
 
 
 def _traffic(entry: Entry, column: str, total: bool) -> tuple[list[float], list[float]]:
+    """Return rounds and bytes; those per round are the mean since the evaluation before."""
     xs, ys = [], []
     last_round, last_bytes = 0.0, 0.0
-    for e in entry.evaluations:
-        so_far = e.mean(column)
-        if so_far is not None and e.round > last_round:
-            xs.append(e.round)
-            ys.append(so_far if total else (so_far - last_bytes) / (e.round - last_round))
-            last_round, last_bytes = e.round, so_far
+    for now, values in zip(entry.rounds, entry.curve(column), strict=True):
+        so_far = mean(values)
+        if so_far is not None and now > last_round:
+            xs.append(now)
+            ys.append(so_far if total else (so_far - last_bytes) / (now - last_round))
+            last_round, last_bytes = now, so_far
     return xs, ys
 
 
 def bubbles(counts: ClassCounts, samples: str = "training samples") -> Chart:
-    """Return samples by client and class as circles, as in the paper's appendix.
-
-    Parameters
-    ----------
-    counts
-        The samples; of many clients or classes, evenly spaced ones are drawn.
-    samples
-        Which samples they are.
-    """
+    """Return samples by client and class as circles; of many, evenly spaced ones."""
     clients = spaced(len(counts.client_names), MOST_CLIENTS)
     classes = spaced(len(counts.class_names), MOST_CLASSES)
     largest = max((max(row) for row in counts.counts), default=0) or 1
@@ -422,7 +372,7 @@ def bubbles(counts: ClassCounts, samples: str = "training samples") -> Chart:
     some = f", {len(clients)} of {len(counts.client_names)}"
     return Chart(
         f"{samples} by client and class".capitalize(),
-        [Series(None, xs, ys, titles=titles, marked=range(len(xs)), sizes=sizes)],
+        [Series(None, xs, ys, titles, range(len(xs)), sizes=sizes)],
         Axis(
             "client" + (some if len(clients) < len(counts.client_names) else ""),
             names=[counts.client_names[client] for client in clients],

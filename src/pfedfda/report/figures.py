@@ -43,7 +43,7 @@ def draw_group(group: Group, folder: Path, prefix: str = "") -> list[Path]:
     prefix
         What their names begin with.
     """
-    evaluated = [entry for entry in group.entries if entry.evaluations]
+    evaluated = [entry for entry in group.entries if entry.rounds]
     drawings: dict[str, Chart | Bars | Heat] = {}
     if evaluated:
         drawings["accuracy-by-round"] = charts.accuracy_by_round(evaluated, "mean")

@@ -11,7 +11,6 @@ from typing import Any
 from pfedfda.errors import InputError, printable
 from pfedfda.report.styles import STYLES, Style, styles_of, title_of
 from pfedfda.runs import (
-    ACCURACIES,
     ClassCounts,
     ClientRow,
     RunResult,
@@ -20,27 +19,7 @@ from pfedfda.runs import (
     read_run,
     read_tables,
 )
-from pfedfda.runs.layout import CHECKPOINT, CONFIG, METRICS, SUMMARY, TRAFFIC
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The evaluation of all clients after a round, over the seeds of an entry.
-
-    Parameters
-    ----------
-    round
-        The round.
-    values
-        For each column of ``metrics.jsonl`` the values of the seeds, None where undefined.
-    """
-
-    round: float
-    values: Mapping[str, Sequence[float | None]]
-
-    def mean(self, column: str) -> float | None:
-        """Return the mean over seeds, None if a seed lacks it."""
-        return mean(self.values[column])
+from pfedfda.runs.layout import CHECKPOINT, CONFIG, METRICS, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -78,41 +57,33 @@ class Entry:
         return mean([run.number(name) for run in self.runs])
 
     @cached_property
-    def evaluations(self) -> list[Evaluation]:
+    def rounds(self) -> list[float]:
         """The rounds after which every seed was evaluated."""
-        by_round = [{float(line["round"]): line for line in run.metrics} for run in self.runs]
-        return [
-            Evaluation(
-                number,
-                {
-                    name: [as_number(lines[number].get(name), name, "") for lines in by_round]
-                    for name in ("seconds", *TRAFFIC, *ACCURACIES)
-                },
-            )
-            for number in by_round[0]
-            if all(number in lines for lines in by_round)
+        first, *others = ([float(line["round"]) for line in run.metrics] for run in self.runs)
+        return [number for number in first if all(number in other for other in others)]
+
+    def curve(self, column: str) -> list[list[float | None]]:
+        """Return the values of a column of ``metrics.jsonl`` for each of `rounds`, by seed."""
+        by_round = [
+            {float(line["round"]): line.get(column) for line in r.metrics} for r in self.runs
         ]
+        return [[as_number(of[n], column, "metrics") for of in by_round] for n in self.rounds]
 
     @cached_property
     def clients(self) -> list[ClientRow]:
         """The clients, with the means over seeds of their accuracies and βs."""
-        rows: dict[str, list[ClientRow]] = {}
-        for run in self.runs:
-            for row in run.clients:
-                rows.setdefault(row.client, []).append(row)
         if self.seeds == 1:
-            return list(self.first.clients)
+            return self.first.clients
+        rows: dict[str, list[ClientRow]] = {}
+        for row in (row for run in self.runs for row in run.clients):
+            rows.setdefault(row.client, []).append(row)
         return [
             replace(
-                of_client[0],
-                accuracy=mean([row.accuracy for row in of_client]),
-                betas={
-                    name: statistics.fmean(row.betas[name] for row in of_client)
-                    for name in of_client[0].betas
-                    if all(name in row.betas for row in of_client)
-                },
+                same[0],
+                accuracy=mean([row.accuracy for row in same]),
+                betas=_means([row.betas for row in same]),
             )
-            for of_client in rows.values()
+            for same in rows.values()
         ]
 
     @cached_property

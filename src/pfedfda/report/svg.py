@@ -23,17 +23,7 @@ MOST_NAMED = 40  # rows
 
 @dataclass(frozen=True)
 class Tick:
-    """A tick.
-
-    Parameters
-    ----------
-    at
-        Its place in per cent.
-    text
-        What is written there; ticks of categories may have nothing.
-    extra
-        Whether it is left out on a phone.
-    """
+    """A tick at a place in per cent, which may be left out on a phone."""
 
     at: float
     text: str
@@ -52,27 +42,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A series in its place: the paths of its line and its range in a square of 100, its markers.
-
-    The last two are where the line ends, and where its label stands beside it.
-    """
+    """A series in its place: its line and range as paths in a square of 100, and its markers."""
 
     series: Series
     line: str
     range: str
     points: Sequence[Point]
-    end: float = 0.0
-    label_at: float = 0.0
+    end: float = 0.0  # where the line ends
+    label_at: float = 0.0  # where its label stands beside it
 
 
 class Drawing:
-    """A chart in its place, with everything that the template needs.
-
-    Parameters
-    ----------
-    chart
-        The chart; it has a series with a point.
-    """
+    """A chart in its place, with everything that the template needs."""
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -174,17 +155,7 @@ class Drawing:
 
 
 class Scale:
-    """The ends of an axis, its ticks, and where values lie between the ends.
-
-    Parameters
-    ----------
-    axis
-        The axis.
-    values
-        The values on it.
-    covers
-        Whether it begins and ends with a tick.
-    """
+    """The ends of an axis, its ticks, and where values lie between the ends."""
 
     def __init__(self, axis: Axis, values: Sequence[float], covers: bool = False) -> None:
         if axis.names:

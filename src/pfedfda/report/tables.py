@@ -14,36 +14,16 @@ MOST_CLIENTS = 200
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table.
-
-    Parameters
-    ----------
-    text, std
-        What stands in it, and the standard deviation that follows in small type.
-    kind
-        Classes of the style sheet: ``n`` for numbers, ``best``, ``group``.
-    heading
-        Whether it heads its row or column: the scope of the heading, such as ``row``.
-    sort
-        What the page's script sorts by, where that is not the text.
-    index
-        The entry that the cell belongs to.
-    shade
-        How strongly it is coloured, from 0 to 1.
-    title
-        What is shown while the pointer rests on it.
-    columns, rows
-        How many it spans.
-    """
+    """A cell of a table."""
 
     text: str = ""
-    std: str = ""
-    kind: str = ""
-    heading: str = ""
-    sort: str | None = None
-    index: int | None = None
-    shade: float | None = None
-    title: str = ""
+    std: str = ""  # a standard deviation, which follows in small type
+    kind: str = ""  # classes of the style sheet: n for numbers, best, group
+    heading: str = ""  # the scope of a heading, such as row
+    sort: str | None = None  # what the page's script sorts by, where that is not the text
+    index: int | None = None  # the entry that it belongs to
+    shade: float | None = None  # from 0 to 1
+    title: str = ""  # shown while the pointer rests on it
     columns: int = 1
     rows: int = 1
 
@@ -59,27 +39,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table; one of the kind ``sortable`` is sorted by its headings."""
 
-    Parameters
-    ----------
-    name
-        What it shows, for people who cannot see it.
-    kind
-        Classes of the style sheet; ``sortable`` tables are sorted by their headings.
-    head
-        The rows of headings.
-    bodies
-        The rows, in groups that belong together.
-    note
-        A sentence below.
-    """
-
-    name: str
+    name: str  # for people who cannot see it
     kind: str
     head: Sequence[Row]
     bodies: Sequence[Sequence[Row]]
-    note: str = ""
+    note: str = ""  # a sentence below
 
 
 def _headings(first: str, names: Iterable[str | Entry]) -> Row:
