@@ -23,8 +23,7 @@ from pfedfda.paper.records import difference, matching, need_of, read_records
 from pfedfda.paper.reproduce import tables_of_records
 from pfedfda.paper.suites import SUITES
 from pfedfda.report import PaperCell, PaperTable
-from pfedfda.report.figures import MARKERS
-from pfedfda.report.styles import style_of
+from pfedfda.report.styles import MARKERS, style_of, title_of
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- Table 1, by docs/write_reproduction.py -->\n", "<!-- end of Table 1 -->\n"
@@ -268,7 +267,7 @@ def draw_curves(federation: str, records: Sequence[Any], folder: Path) -> None:
             dash = tuple(float(length) for length in style.dash.split())
             axes.plot(
                 rounds, accuracies, color=style.light, linestyle=(0, dash) if dash else "-",
-                marker=MARKERS[style.marker], markersize=4, linewidth=1.4, label=style.title,
+                marker=MARKERS[style.marker], markersize=4, linewidth=1.4, label=title_of(name),
             )  # fmt: skip
     axes.set_xlabel("round")
     axes.set_ylabel("mean test accuracy over clients")
@@ -325,7 +324,7 @@ def draw_betas(federation: str, records: Sequence[Any], folder: Path) -> None:
             # The deviation in a record is that of these clients, not yet of what they stand for.
             xerr=[value["std"] / max(value["clients"] - 1, 1) ** 0.5 for value in values],
             fmt=MARKERS[style.marker], color=style.light, markersize=5, elinewidth=1,
-            label=style.title,
+            label=title_of(record["need"]["method"]),
         )  # fmt: skip
     axes.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds])
     axes.set_xlabel("mean β over the clients of a corruption: 0 global, 1 local")

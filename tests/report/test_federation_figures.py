@@ -7,8 +7,10 @@ from PIL import Image
 
 from pfedfda.cli import main
 from pfedfda.data import Federation, FederationConfig, prepare
+from pfedfda.report.charts import bubbles
 from pfedfda.report.federation import class_counts, draw_figures, summary_table
-from pfedfda.report.figures import draw_bubbles
+from pfedfda.report.figures import draw_chart
+from pfedfda.runs import ClassCounts
 from tests.conftest import write_image
 
 
@@ -61,11 +63,12 @@ def test_columns_of_the_summary_have_different_names(tiny: Federation) -> None:
 def test_bubbles_lie_inside_the_axes(clients: int, classes: int, size: tuple[float, float]) -> None:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    draw_bubbles(axes, np.full((clients, classes), 7), [f"class {c}" for c in range(classes)])
+    names = [f"class {c}" for c in range(classes)], [f"client {c}" for c in range(clients)]
+    draw_chart(axes, bubbles(ClassCounts(*names, [[7] * classes] * clients)))
     figure.draw_without_rendering()
-    (bubbles,) = axes.collections
-    radius = np.sqrt(bubbles.get_sizes().max()) / 2 * figure.dpi / 72
-    places = axes.transData.transform(bubbles.get_offsets())
+    (circles,) = axes.collections
+    radius = np.sqrt(circles.get_sizes().max()) / 2 * figure.dpi / 72
+    places = axes.transData.transform(circles.get_offsets())
     box = axes.get_window_extent()
     assert (places.min(0) - radius > box.min).all()
     assert (places.max(0) + radius < box.max).all()
@@ -73,9 +76,10 @@ def test_bubbles_lie_inside_the_axes(clients: int, classes: int, size: tuple[flo
 
 def test_the_chart_names_clients_that_have_names() -> None:
     axes = Figure().subplots()
-    draw_bubbles(axes, np.full((3, 2), 7), ["cat", "dog"], ["north", "south", "a very long name"])
+    names = ["cat", "dog"], ["north", "south", "a name that is very long"]
+    draw_chart(axes, bubbles(ClassCounts(*names, [[7, 7]] * 3)))
     ticks = [label.get_text() for label in axes.get_xticklabels()]
-    assert ticks == ["north", "south", "a very long na"]
+    assert ticks == ["north", "south", "a name that is very…"]
 
 
 def test_names_with_dollars_are_drawn_as_they_are(tmp_path: Path) -> None:

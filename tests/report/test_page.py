@@ -1,5 +1,6 @@
 import csv
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -10,16 +11,19 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pfedfda import FederationConfig, run
 from pfedfda.data import Federation
 from pfedfda.errors import InputError
-from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
+from pfedfda.report import PaperCell, PaperRow, PaperTable, charts, svg, write_report
+from pfedfda.report.groups import read_groups
 from pfedfda.report.page import render
-from pfedfda.report.runs import mean_runs, read_groups
-from pfedfda.runs import write_class_counts
+from pfedfda.report.svg import Drawing
+from pfedfda.runs import ClassCounts, write_class_counts
 from tests.report.fake_runs import change_summary, write_comparison, write_run
 
 EVIL = "<script>alert(1)</script>\"'&"
 VOID = {"meta", "input", "br"}
+SYMBOLS = ("circle", "square", "triangle", "down", "diamond", "cross", "plus")
 
 
 class Reader(HTMLParser):
@@ -111,10 +115,11 @@ def test_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
     page = page_of(folder)
     for tag, attributes in page.seen:
-        assert tag not in ("link", "img", "iframe", "image", "use")
+        assert tag not in ("link", "img", "iframe", "image")
         assert "src" not in attributes
         assert not any(name.startswith("on") for name in attributes)
         assert "://" not in str(attributes.get("href", ""))
+        assert tag != "use" or attributes["href"] in [f"#{name}" for name in SYMBOLS]
     assert "url(" not in page.text
     assert "@import" not in page.text
 
@@ -154,7 +159,7 @@ def test_names_from_files_are_never_markup(tmp_path: Path) -> None:
     text = write_report([folder], tmp_path / "report", title=EVIL, suite=suite).read_text()
     page = Reader(text)
     assert page.count("script") == 1
-    assert page.count("svg", class_="chart wide") > 5
+    assert page.count("svg", class_="chart") > 5
     assert re.findall(r"<script>(.{12})", text, re.DOTALL) == ['"use strict"']
     for name in ("title", "aria-label"):  # nothing has broken out of an attribute
         values = [a[name] for _, a in page.seen if name in a]
@@ -224,10 +229,12 @@ def test_runs_on_different_federations_do_not_share_a_plot(tmp_path: Path) -> No
 def test_two_runs_of_a_method_get_different_labels(tmp_path: Path) -> None:
     seeds = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (0, 1)]
     (group,) = read_groups(seeds)
-    assert [run.label for run in group.runs] == ["pFedFDA, seed 0", "pFedFDA, seed 1"]
+    assert [entry.label for entry in group.entries] == ["pFedFDA"]
+    for label in ("pFedFDA, seed 0", "pFedFDA, seed 1"):
+        assert page_of(*seeds).text.count(label) == 2  # a row, and the files
     again = write_run(tmp_path / "again", seed=1)
     (group,) = read_groups([*seeds, again])
-    assert len({run.label for run in group.runs}) == 3
+    assert [entry.label for entry in group.entries] == ["pFedFDA, seeds 0, 1", "pFedFDA, seed 1"]
 
 
 def seeds_of(folder: Path, means: dict[str, list[float]]) -> list[Path]:
@@ -271,11 +278,12 @@ def test_only_seeds_of_the_same_settings_are_one_row(tmp_path: Path) -> None:
     stopped = write_run(tmp_path / "stopped", seed=2, rounds=3)
     change_summary(stopped, status="stopped", reason="It was interrupted.")
     (group,) = read_groups([*folders, again, stopped])
-    means = mean_runs(group.runs)
-    assert [run.seeds for run in means] == [2, 2, 1, 1]
-    assert len({run.label for run in means}) == 4
-    assert means[0].mean == statistics.fmean(run.mean or 0 for run in group.runs[:2])
-    assert means[2].label == group.runs[4].label
+    entries = group.entries
+    assert [entry.seeds for entry in entries] == [2, 2, 1, 1]
+    assert len({entry.label for entry in entries}) == 4
+    means = [run.mean_accuracy for run in entries[0].runs]
+    assert entries[0].number("mean_accuracy") == statistics.fmean(means)
+    assert entries[2].label == f"pFedFDA, {tmp_path.name}/again"
 
 
 def test_one_seed_looks_as_it_did(tmp_path: Path) -> None:
@@ -283,8 +291,83 @@ def test_one_seed_looks_as_it_did(tmp_path: Path) -> None:
     page = page_of(folder)
     assert "Every run" not in page.text
     assert "seeds" not in page.text
+    assert page.count("path", class_="range") == 0
+
+
+def curve(folder: Path, column: str = "mean_accuracy") -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)[column] for line in lines]
+
+
+def test_seeds_of_a_method_are_one_line_with_their_range(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / f"{method}-{seed}", method, seed=seed, beta=method == "pfedfda")
+        for method in ("local", "pfedfda")
+        for seed in (0, 1, 2)
+    ]
+    (group,) = read_groups(folders)
+    chart = charts.accuracy_by_round(group.entries, "mean")
+    assert [series.label for series in chart.series] == ["Local", "pFedFDA"]
+    seeds = [curve(folder) for folder in folders[:3]]
+    assert chart.series[0].ys == [statistics.fmean(values) for values in zip(*seeds, strict=True)]
+    ranges = [(min(values), max(values)) for values in zip(*seeds, strict=True)]
+    assert chart.series[0].ranges == ranges
+    page = page_of(*folders)
+    views = 3 * 2  # accuracies, and what they are plotted over
+    assert page.count("path", class_="range") == 2 * views
+    rows = [list(csv.DictReader((f / "clients.csv").read_text().splitlines())) for f in folders[3:]]
+    for column in ("accuracy", "beta"):
+        for client, entry in zip(zip(*rows, strict=True), group.entries[1].clients, strict=True):
+            value = entry.accuracy if column == "accuracy" else entry.betas["beta"]
+            assert value == pytest.approx(statistics.fmean(float(row[column]) for row in client))
+    assert re.search(r"seeds\W+0, 1, 2", page.text)
+
+
+def test_a_few_sites_are_points_beside_their_names(tmp_path: Path) -> None:
+    """No line joins three sites, and no third of the plot is a worst tenth."""
+    folder = write_comparison(tmp_path / "all", ["local", "pfedfda"], clients=3, names="Site {}")
+    counts = {"class_names": ["a"], "names": ["Site 0", "Site 1", "Site 2"], "counts": [[9]] * 3}
+    (folder / "federation.json").write_text(json.dumps(counts))
     (group,) = read_groups([folder])
-    assert mean_runs(group.runs) == group.runs
+    chart = charts.accuracy_by_client(group.entries)
+    assert not chart.joined
+    assert chart.shaded is None
+    assert chart.y.names == ["Site 0", "Site 1", "Site 2"]
+    accuracies = [row.accuracy for row in group.runs[0].clients]
+    assert chart.series[0].xs == accuracies
+    assert charts.bubbles(group.counts).x.names == chart.y.names
+    text = render([group], folder, "")
+    assert text.count(">Site 1</text>") == 2  # of the accuracies, and of who holds what
+    assert "band-name" not in text.split("</style>")[1]
+    many = write_comparison(tmp_path / "many", ["local", "pfedfda"], clients=30)
+    (group,) = read_groups([many])
+    assert charts.accuracy_by_client(group.entries).shaded == (0.5, 3.5, "worst tenth")
+
+
+@pytest.mark.parametrize("clients", [1, 3, 20, 60, 200])
+@pytest.mark.parametrize("classes", [1, 10, 100])
+def test_circles_lie_inside_the_plot(clients: int, classes: int) -> None:
+    names = [f"site {n}" for n in range(clients)]
+    counts = ClassCounts([f"c{n}" for n in range(classes)], names, [[5] * classes] * clients)
+    drawing = Drawing(charts.bubbles(counts))
+    for width in (svg.NARROW, svg.WIDTH):
+        diagonal = math.hypot(width, drawing.height) / math.sqrt(2)
+        for point in drawing.series[0].points:
+            radius = point.radius * diagonal / 100
+            assert radius <= point.y / 100 * drawing.height + 1
+            assert radius <= (1 - point.y / 100) * drawing.height + 1
+            assert radius <= point.x / 100 * width + svg.MARGIN
+            assert radius <= (1 - point.x / 100) * width + svg.MARGIN
+
+
+def test_the_network_is_named_even_if_it_was_chosen_automatically(
+    tmp_path: Path, tiny_config: FederationConfig
+) -> None:
+    few = {"rounds": 1, "workers": 0, "quiet": True, "output": tmp_path}
+    folder = run("local", tiny_config, **few).folder
+    assert "emnist-cnn (chosen for images of 28×28)" in page_of(folder).text
+    (folder / "checkpoint" / "manifest.json").write_text('{"about": {"task": 3}}')
+    assert "auto, init torch" in page_of(folder).text
 
 
 def test_paper_numbers_stand_beside_ours(tmp_path: Path) -> None:
@@ -312,7 +395,7 @@ def test_class_counts_are_those_of_the_training_labels(tiny: Federation, tmp_pat
     assert [sum(row) for row in group.counts.counts] == tiny.train_sizes.tolist()
     assert "Who holds what" in page_of(folder).text
     held = sum(count > 0 for row in group.counts.counts for count in row)
-    assert page_of(folder).count("circle", class_="bubble") == 2 * held  # wide and narrow
+    assert page_of(folder).count("circle", class_="bubble") == held
 
 
 def test_beta_by_corruption_is_the_mean_over_clients(tmp_path: Path) -> None:
@@ -375,7 +458,7 @@ def test_broken_files_are_named_in_one_sentence(
 def test_a_run_named_twice_is_shown_once(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "all", ["local", "pfedfda"])
     (group,) = read_groups([folder, folder / "pfedfda"])
-    assert [run.label for run in group.runs] == ["Local", "pFedFDA"]
+    assert [entry.label for entry in group.entries] == ["Local", "pFedFDA"]
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:

@@ -1,5 +1,6 @@
 """The page in a real browser, where the machine has one."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,18 @@ from tests.report.fake_runs import write_comparison
 METHODS = [name for name in STYLES if not name.startswith("pfedfda-")]
 ROWS = "[...document.querySelector('.sortable').tBodies[0].rows]"
 MEANS = f"{ROWS}.map(row => Number(row.cells[1].dataset.v))"
+TICKS = (
+    "[...document.querySelectorAll('#g0-accuracy .view:first-of-type svg.tick text')]"
+    ".filter(e => e.getClientRects().length)"
+)
 VISIBLE = "[...document.querySelectorAll('{}')].filter(e => e.getClientRects().length).length"
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "all <b>"
-    write_comparison(folder, [*METHODS, "<script>mine"], beta=True, shifted=True, new_clients=True)
+    everything = {"beta": True, "shifted": True, "new_clients": True, "clients": 20}
+    write_comparison(folder, [*METHODS, "<script>mine"], **everything)
     cells = [PaperCell(0.5, 0.1, 0.6, 0.1)] * 8
     suite = PaperTable(
         "Table", [f"column {n}" for n in range(8)], [PaperRow("a", cells)], ["Note."]
@@ -71,7 +77,7 @@ def test_switches_choose_one_view(opened: Browser) -> None:
 
 
 def test_legend_hides_and_highlights_a_method_everywhere(opened: Browser) -> None:
-    lines, rows = VISIBLE.format("#g0-accuracy svg.wide g .line"), VISIBLE.format(".sortable tr")
+    lines, rows = VISIBLE.format("#g0-accuracy svg.chart g .line"), VISIBLE.format(".sortable tr")
     before = opened.run(lines), opened.run(rows)
     button = "document.querySelector('.legend button')"
     opened.run(f"{button}.click()")
@@ -94,9 +100,30 @@ def test_page_is_never_wider_than_the_screen(opened: Browser, page: Path, width:
     opened.open(page, width)
     opened.run("document.querySelectorAll('details').forEach(e => e.open = true)")
     assert opened.run("document.documentElement.scrollWidth") <= width
-    kind, other = ("narrow", "wide") if width <= 640 else ("wide", "narrow")
-    assert opened.run(VISIBLE.format(f"svg.{kind}")) >= 3
-    assert opened.run(VISIBLE.format(f"svg.{other}")) == 0
+    assert opened.run(VISIBLE.format("svg.chart")) >= 3
+    drawn = "[...document.querySelectorAll('svg.chart text')].filter(e => e.checkVisibility())"
+    heights = opened.run(f"{drawn}.map(e => e.getBoundingClientRect().height)")
+    assert min(heights) > 11  # text does not shrink with the drawing
+    # Text stays on the screen, and does not lie on its neighbour.
+    ends = f"{TICKS}.map(e => e.getBoundingClientRect()).map(r => [r.left, r.right])"
+    places = opened.run(ends)
+    assert all(left >= 0 and right <= width for left, right in places)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(places))
+
+
+def test_what_scrolls_on_a_phone_shows_it(opened: Browser, page: Path) -> None:
+    """A shadow at the edge, which a cover that scrolls along hides at the end."""
+    opened.open(page, 390)
+    for selector in (".legend", ".box"):
+        box = f"document.querySelector('{selector}')"
+        assert opened.run(f"{box}.scrollWidth > {box}.clientWidth + 20")
+        assert opened.run(f"getComputedStyle({box}).backgroundAttachment").split(", ") == [
+            "local",
+            "local",
+            "scroll",
+            "scroll",
+            "scroll",
+        ]
 
 
 def test_colours_follow_the_scheme(opened: Browser, page: Path) -> None:
@@ -116,6 +143,6 @@ def test_page_tells_everything_without_its_script(opened: Browser, page: Path) -
         opened.open(page)
         assert opened.run("document.querySelectorAll('button').length") == 0
         assert opened.run(VISIBLE.format(".legend li")) == len(METHODS) + 1
-        assert opened.run(VISIBLE.format("svg.wide g .line")) >= 3 * len(METHODS)
+        assert opened.run(VISIBLE.format("svg.chart g .line")) >= 3 * len(METHODS)
     finally:
         opened.call("Emulation.setScriptExecutionDisabled", value=False)

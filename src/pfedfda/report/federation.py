@@ -1,6 +1,7 @@
 """Figures of a federation: who holds how many samples of which class, and what they look like."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from pfedfda.data import CORRUPTIONS, Federation, corrupt
 from pfedfda.data.corruptions import SEVERITIES
 from pfedfda.errors import printable
 from pfedfda.files import replacing
-from pfedfda.report.figures import MOST_CLASSES, draw_bubbles, save, spaced
+from pfedfda.report.charts import MOST_CLASSES, bubbles
+from pfedfda.report.figures import draw_chart, save
+from pfedfda.report.text import spaced
+from pfedfda.runs import ClassCounts
 from pfedfda.seeding import numpy_generator
 
 MOST_CLIENTS_LISTED = 50
@@ -66,7 +70,7 @@ def summary_table(federation: Federation) -> Table:
             kinds, heading = federation.attributes[name], name
     table = Table(title=printable(federation.describe()), title_justify="left")
     table.add_column(heading, no_wrap=True)
-    for column in ("clients", "training\nsamples", "test\nsamples", "classes\na client"):
+    for column in ("clients", "training\nsamples", "test\nsamples", "classes\nper client"):
         table.add_column(column, justify="right", no_wrap=True)
     for kind in sorted(set(kinds)):
         chosen = np.array([k == kind for k in kinds])
@@ -123,12 +127,11 @@ def _draw_classes(federation: Federation, path: Path) -> None:
     """Draw the bubble chart of the paper's appendix: samples by client and class."""
     counts = class_counts(federation)
     height = max(3.0, min(9.0, 0.28 * min(counts.shape[1], MOST_CLASSES) + 1.5))
-    save(
-        lambda axes: draw_bubbles(axes, counts, federation.class_names, federation.client_names),
-        path.with_suffix(""),
-        (10, height),
-        ["png"],
+    chart = bubbles(
+        ClassCounts(list(federation.class_names), federation.client_names, counts.tolist()),
+        "samples",
     )
+    save(partial(draw_chart, chart=chart), path.with_suffix(""), (10, height), ["png"])
 
 
 def _draw_images(federation: Federation, path: Path) -> None:
@@ -145,8 +148,8 @@ def _draw_images(federation: Federation, path: Path) -> None:
             if column < len(data.train_images):
                 _show(panel, data.train_images[column])
         about = [federation.client_names[client][:16]]
-        shown = (federation.attributes.get(name) for name in ("corruption", "severity"))
-        about += [str(values[client]) for values in shown if values and values[client]]
+        shift = (federation.attributes.get(name) for name in ("corruption", "severity"))
+        about += [str(values[client]) for values in shift if values and values[client]]
         title = "  ".join(about)
         axes[row, 0].set_title(title, fontsize=7, loc="left", pad=2, parse_math=False)
     figure.subplots_adjust(0.01, 0.01, 0.99, 1 - 0.25 / height, wspace=0.05, hspace=0.32)

@@ -1,4 +1,4 @@
-"""The same plots as files for papers: PNG and SVG, drawn by Matplotlib."""
+"""The charts of the page as files for papers: PNG and SVG, drawn by Matplotlib."""
 
 import math
 import warnings
@@ -8,21 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pfedfda.files import replacing
-from pfedfda.report.plots import Shown, accuracy_axis, bytes_unit, mean_betas, time_unit
-from pfedfda.report.runs import Group
+from pfedfda.report import charts
+from pfedfda.report.charts import Bars, Chart, Heat, Series
+from pfedfda.report.groups import Group
+from pfedfda.report.styles import HUES, MARKERS
+from pfedfda.report.text import shorten, time_unit
 
-MARKERS = {
-    "circle": "o",
-    "square": "s",
-    "triangle": "^",
-    "down": "v",
-    "diamond": "D",
-    "cross": "x",
-    "plus": "+",
-}
 SETTINGS: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -35,42 +28,50 @@ SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar in a name is a dollar
     "svg.hashsalt": "pfedfda",  # the same runs give the same file
 }
-MOST_CLIENTS = 60
-MOST_CLASSES = 100
+SIZE, WIDE = (6.4, 4.0), (8.0, 4.5)  # inches
 
 
-def draw_group(shown: Sequence[Shown], group: Group, folder: Path, prefix: str = "") -> list[Path]:
+def draw_group(group: Group, folder: Path, prefix: str = "") -> list[Path]:
     """Draw every figure that the runs of a federation have numbers for, and return the files.
 
     Parameters
     ----------
-    shown
-        The runs with their looks.
     group
-        The same runs with what is known about the federation.
+        The runs.
     folder
         Where the files go; it exists.
     prefix
         What their names begin with.
     """
-    evaluated = [s for s in shown if s.run.metrics]
-    with_clients = [s for s in shown if s.run.clients]
-    drawings: dict[str, Callable[[Any], None]] = {}
+    evaluated = [entry for entry in group.entries if entry.rounds]
+    drawings: dict[str, Chart | Bars | Heat] = {}
     if evaluated:
-        drawings["accuracy-by-round"] = lambda axes: _by_round(axes, evaluated)
-        drawings["bytes-by-round"] = lambda axes: _traffic(axes, evaluated)
-    if with_clients:
-        drawings["accuracy-by-client"] = lambda axes: _by_client(axes, with_clients)
-    drawings |= _beta_drawings(with_clients)
-    if any(s.run.seconds for s in shown):
-        drawings["time"] = lambda axes: _time(axes, shown)
-    if (counts := group.counts) is not None:
-        table = np.array(counts.counts)
-        drawings["classes"] = lambda axes: draw_bubbles(axes, table, counts.class_names)
+        drawings["accuracy-by-round"] = charts.accuracy_by_round(evaluated, "mean")
+        drawings["bytes-by-round"] = charts.bytes_by_round(evaluated, "up", total=True)
+    if any(entry.clients for entry in group.entries):
+        drawings["accuracy-by-client"] = charts.accuracy_by_client(group.entries)
+    betas: list[Chart | Heat] = []
+    for column in charts.beta_columns(group.entries):
+        chosen = charts.with_beta(group.entries, column)
+        if charts.is_shifted(chosen):
+            betas += [charts.beta_by_corruption(entry, column) for entry in chosen]
+        else:
+            betas.append(charts.beta_by_client(chosen, column))
+    for number, beta in enumerate(betas, start=1):
+        drawings["beta" if number == 1 else f"beta-{number}"] = beta
+    drawings["time"] = charts.wall_time(group.entries)
+    if group.counts is not None:
+        drawings["classes"] = charts.bubbles(group.counts)
     paths = []
-    for name, draw in drawings.items():
-        size = (8.0, 4.5) if name == "classes" else (6.4, 4.0)
-        paths += save(draw, folder / f"{prefix}{name}", size)
+    for name, drawing in drawings.items():
+        draw: Callable[[Any], None]
+        if isinstance(drawing, Chart):
+            draw = partial(draw_chart, chart=drawing)
+        elif isinstance(drawing, Heat):
+            draw = partial(_draw_heat, heat=drawing)
+        else:
+            draw = partial(_draw_bars, bars=drawing)
+        paths += save(draw, folder / f"{prefix}{name}", WIDE if name == "classes" else SIZE)
     return paths
 
 
@@ -110,203 +111,112 @@ def save(
     return paths
 
 
-def draw_bubbles(
-    axes: Any,
-    counts: NDArray[np.int64],
-    class_names: Sequence[str],
-    client_names: Sequence[str] | None = None,
-) -> None:
-    """Draw the bubble chart of the paper's appendix: samples by client and class.
+def draw_chart(axes: Any, chart: Chart) -> None:
+    """Draw a chart.
 
     Parameters
     ----------
     axes
         Where to draw.
-    counts
-        A row for each client, a column for each class; of many, evenly spaced ones are drawn.
-    class_names
-        The names of the classes.
-    client_names
-        The names of the clients; by default their numbers.
+    chart
+        What to draw.
     """
-    clients, classes = spaced(len(counts), MOST_CLIENTS), spaced(counts.shape[1], MOST_CLASSES)
-    some = counts[np.ix_(clients, classes)]
-    rows, columns = np.nonzero(some)
-    largest = max(int(some.max(initial=0)), 1)
-    room = min(min(900 / len(clients), 500 / len(classes)) ** 2, 350)
-    sizes = some[rows, columns] / largest * room
-    axes.scatter(rows, columns, s=sizes, color="#246EAD", alpha=0.75, linewidth=0)
-    sampled = f" ({len(clients)} of {len(counts)})" if len(clients) < len(counts) else ""
-    axes.set_xlabel("client" + sampled)
-    axes.set_ylabel("class")
-    step = max(1, len(clients) // 20)
-    ticks = [str(c) if client_names is None else client_names[c][:14] for c in clients[::step]]
-    axes.set_xticks(range(0, len(clients), step), ticks)
-    if sum(map(len, ticks)) > 80:  # side by side they would overlap
-        axes.tick_params(axis="x", labelrotation=90, labelsize=8)
-    if len(classes) <= 40:
-        names = [class_names[c][:14] for c in classes]
-        axes.set_yticks(range(len(classes)), names, fontsize=8)
-    axes.set_title(f"Samples by client and class (largest: {largest})", loc="left", fontsize=10)
-    # Half a step and a little more on each side: no bubble is cut off or lies on an axis.
-    for count, set_ends in ((len(clients), axes.set_xlim), (len(classes), axes.set_ylim)):
-        set_ends(-0.5 - 0.02 * count, count - 0.5 + 0.02 * count)
+    for series in chart.drawn:
+        if series.sizes:
+            _draw_bubbles(axes, chart, series)
+        else:
+            _draw_series(axes, chart, series)
+    if chart.shaded:
+        start, end, name = chart.shaded
+        axes.axvspan(start, end, color="#00000010", linewidth=0)
+        axes.text(start, 1.0, f" {name}", va="bottom", fontsize=8, color="#666666",
+                  transform=axes.get_xaxis_transform())  # fmt: skip
+    _set_axis(axes, chart, "x")
+    _set_axis(axes, chart, "y")
+    labels = len(chart.drawn)
+    if any(series.label for series in chart.drawn):
+        outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if labels > 6 else {}
+        axes.legend(**outside)
 
 
-def spaced(count: int, most: int) -> NDArray[np.int64]:
-    """Return at most `most` evenly spaced numbers below `count`."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+def _draw_series(axes: Any, chart: Chart, series: Series) -> None:
+    assert series.entry is not None
+    style = series.entry.style
+    dash = tuple(float(length) / 1.6 for length in style.dash.split())
+    line = ((0, dash) if dash else "-") if chart.joined else "none"
+    ys = [math.nan if value is None else value for value in series.ys]
+    axes.plot(
+        series.xs, ys, color=style.light, linestyle=line, linewidth=1.5, label=series.label,
+        marker=MARKERS[style.marker], markersize=4.5, markevery=list(series.markers),
+    )  # fmt: skip
+    if series.ranges:
+        ends = [(math.nan, math.nan) if pair is None else pair for pair in series.ranges]
+        lows, highs = zip(*ends, strict=True)
+        axes.fill_between(series.xs, lows, highs, color=style.light, alpha=0.15, linewidth=0)
 
 
-def _look(s: Shown) -> dict[str, Any]:
-    dash = tuple(float(length) / 1.6 for length in s.style.dash.split())
-    return {
-        "color": s.style.light,
-        "linestyle": (0, dash) if dash else "-",
-        "linewidth": 1.5,
-        "marker": MARKERS[s.style.marker],
-        "markersize": 4.5,
-        "label": s.run.label,
-    }
+def _draw_bubbles(axes: Any, chart: Chart, series: Series) -> None:
+    width, height = axes.figure.get_size_inches() * 72  # points; margins take less than a quarter
+    # As on the page, circles of neighbouring clients may overlap a little.
+    steps = 0.95 * width / len(chart.x.names), 0.75 * height / len(chart.y.names)
+    areas = [min(*steps, 20) ** 2 * size for size in series.sizes]
+    axes.scatter(series.xs, series.ys, s=areas, color=HUES["blue"][0], alpha=0.75, linewidth=0)
 
 
-def _legend(axes: Any, count: int) -> None:
-    if count > 6:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    else:
-        axes.legend()
+def _set_axis(axes: Any, chart: Chart, letter: str) -> None:
+    axis = chart.x if letter == "x" else chart.y
+    axes.set(**{f"{letter}label": axis.label})
+    if axis.names:
+        step = max(1, len(axis.names) // (20 if letter == "x" else 40))
+        names = [shorten(name) for name in axis.names[::step]]
+        turned = letter == "x" and sum(len(name) + 1 for name in names) > 90
+        axes.set(**{f"{letter}ticks": range(0, len(axis.names), step)})
+        axes.set(**{f"{letter}ticklabels": names})
+        axes.tick_params(letter, rotation=40 if turned else 0, labelsize=8)
+        # Half a step and a little more on each side: no bubble is cut off or lies on an axis.
+        room = 0.5 + 0.02 * len(axis.names)
+        ends = (-room, len(axis.names) - 1 + room)
+        axes.set(**{f"{letter}lim": ends if letter == "x" else ends[::-1]})
+        return
+    if axis.whole:
+        (axes.xaxis if letter == "x" else axes.yaxis).get_major_locator().set_params(integer=True)
+    low, high = axis.low, axis.high
+    room = 0.0 if axis.whole or low is None or high is None else 0.03 * (high - low)
+    axes.set(**{f"{letter}lim": (low if low is None else low - room, high and high + room)})
 
 
-def _plot(axes: Any, s: Shown, xs: Sequence[float], ys: Sequence[float]) -> None:
-    axes.plot(xs, ys, markevery=max(1, math.ceil(len(xs) / 12)), **_look(s))
-
-
-def _by_round(axes: Any, shown: Sequence[Shown]) -> None:
-    for s in shown:
-        ys = [_known(line["mean_accuracy"]) for line in s.run.metrics]
-        _plot(axes, s, [line["round"] or 0 for line in s.run.metrics], ys)
-    known = [line["mean_accuracy"] for s in shown for line in s.run.metrics]
-    y = accuracy_axis("mean accuracy over clients", known)
-    assert y.low is not None
-    assert y.high is not None
-    room = 0.05 * (y.high - y.low)
-    axes.set_ylim(y.low - room, y.high + room)
-    axes.set_ylabel(y.label)
-    _label_rounds(axes)
-    _legend(axes, len(shown))
-
-
-def _label_rounds(axes: Any) -> None:
-    axes.set_xlabel("round")
-    axes.set_xlim(left=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _known(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _by_client(axes: Any, shown: Sequence[Shown]) -> None:
-    most = 1
-    for s in shown:
-        ys = sorted(c.accuracy for c in s.run.clients if c.accuracy is not None)
-        _plot(axes, s, range(1, len(ys) + 1), ys)
-        most = max(most, len(ys))
-    axes.axvspan(0.5, math.ceil(most / 10) + 0.5, color="#00000010", linewidth=0)
-    axes.text(0.6, 1.03, "worst tenth", va="bottom", fontsize=8, color="#666666")
-    axes.set_xlim(0.5, most + 0.5)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("clients, from the lowest accuracy to the highest")
-    axes.set_ylabel("accuracy")
-    _legend(axes, len(shown))
-
-
-def _beta_drawings(shown: Sequence[Shown]) -> dict[str, Callable[[Any], None]]:
-    """Return a map of β for each run where there are corruptions, otherwise one plot for all."""
-    telling = [s for s in shown if any(c.betas for c in s.run.clients)]
-    pairs = [
-        (s, n) for s in telling for n in dict.fromkeys(n for c in s.run.clients for n in c.betas)
-    ]
-    if not any(c.corruption and c.severity for s in telling for c in s.run.clients):
-        return {"beta": lambda axes: _beta_by_client(axes, pairs)} if pairs else {}
-    return {
-        "beta" if place == 0 else f"beta-{place + 1}": partial(
-            _beta_by_corruption, s=s, column=column
-        )
-        for place, (s, column) in enumerate(pairs)
-    }
-
-
-def _beta_name(s: Shown, column: str) -> str:
-    return s.run.label + column.removeprefix("beta").replace("_", ", ")
-
-
-def _beta_by_client(axes: Any, pairs: Sequence[tuple[Shown, str]]) -> None:
-    for s, column in pairs:
-        clients = [c for c in s.run.clients if column in c.betas]
-        strokes = s.style.marker in ("cross", "plus")  # these have no face to leave empty
-        axes.scatter(
-            [c.train_samples or 0 for c in clients],
-            [c.betas[column] for c in clients],
-            s=18,
-            marker=MARKERS[s.style.marker],
-            facecolor=s.style.light if strokes or column == "beta" else "none",
-            edgecolor=None if strokes else s.style.light,
-            alpha=0.75,
-            label=_beta_name(s, column),
-        )
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_xlabel("training samples of the client")
-    axes.set_ylabel("β: 0 global, 1 local")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
-
-
-def _beta_by_corruption(axes: Any, s: Shown, column: str) -> None:
-    cells = mean_betas(s.run, column)
-    corruptions = sorted({corruption for corruption, _ in cells})
-    severities = sorted({severity for _, severity in cells})
-    table = np.full((len(corruptions), len(severities)), math.nan)
-    for (corruption, severity), (mean, _) in cells.items():
-        row, place = corruptions.index(corruption), severities.index(severity)
+def _draw_heat(axes: Any, heat: Heat) -> None:
+    """Draw a map of β; clients that are not corrupted have a row and a column of their own."""
+    rows = [*([""] if ("", 0) in heat.cells else []), *heat.rows]
+    columns = [*([0] if ("", 0) in heat.cells else []), *heat.columns]
+    table = np.full((len(rows), len(columns)), math.nan)
+    for (name, column), (mean, _) in heat.cells.items():
+        row, place = rows.index(name), columns.index(column)
         table[row, place] = mean
         axes.text(place, row, f"{mean:.2f}", ha="center", va="center", fontsize=8)
     axes.imshow(table, cmap="Oranges", vmin=0, vmax=1.6, aspect="auto")
     axes.grid(visible=False)
-    names = [name.replace("_", " ") or "not corrupted" for name in corruptions]
-    axes.set_yticks(range(len(corruptions)), names)
-    axes.set_xticks(range(len(severities)), [str(severity) for severity in severities])
+    names = [name.replace("_", " ") or "not corrupted" for name in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_xticks(range(len(columns)), [str(column) for column in columns])
     axes.set_xlabel("severity of the corruption")
-    axes.set_title(f"β of {_beta_name(s, column)}: 0 global, 1 local", loc="left", fontsize=10)
+    title = f"{heat.name} of {heat.entry.label}: 0 global, 1 local"
+    axes.set_title(title, loc="left", fontsize=10)
 
 
-def _time(axes: Any, shown: Sequence[Shown]) -> None:
-    phases = [{n: v for n, v in s.run.seconds.items() if n != "total"} for s in shown]
-    names = list(dict.fromkeys(name for parts in phases for name in parts))
-    unit = time_unit(max((sum(parts.values()) for parts in phases), default=0.0))
-    places, left = np.arange(len(shown)), np.zeros(len(shown))
-    for depth, name in enumerate(names):
-        widths = np.array([parts.get(name, 0.0) for parts in phases]) / unit.size
-        colours = [s.style.light for s in shown]
-        axes.barh(places, widths, left=left, color=colours, alpha=max(0.2, 1 - 0.5 * depth))
-        axes.barh(0, 0, color="#666666", alpha=max(0.2, 1 - 0.5 * depth), label=name)
+def _draw_bars(axes: Any, bars: Bars) -> None:
+    unit = time_unit(bars.longest)
+    places, left = np.arange(len(bars.entries)), np.zeros(len(bars.entries))
+    for depth, name in enumerate(bars.names):
+        widths = np.array([parts.get(name, 0.0) for parts in bars.components]) / unit.size
+        colours = [entry.style.light for entry in bars.entries]
+        opacity = max(0.2, 1 - 0.5 * depth)
+        axes.barh(places, widths, left=left, color=colours, alpha=opacity)
+        axes.barh(0, 0, color="#666666", alpha=opacity, label=name)
         left += widths
-    axes.set_yticks(places, [s.run.label for s in shown])
+    axes.set_yticks(places, [entry.label for entry in bars.entries])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"time on the clock, {unit.name}")
-    if names:
+    if bars.names:
         axes.legend()
-
-
-def _traffic(axes: Any, shown: Sequence[Shown]) -> None:
-    def so_far(s: Shown) -> list[float]:
-        return [(line["bytes_up"] or 0) + (line["bytes_down"] or 0) for line in s.run.metrics]
-
-    unit = bytes_unit(max((v for s in shown for v in so_far(s)), default=0.0))
-    for s in shown:
-        rounds = [line["round"] or 0 for line in s.run.metrics]
-        _plot(axes, s, rounds, [value / unit.size for value in so_far(s)])
-    _label_rounds(axes)
-    axes.set_ylabel(f"{unit.name} up and down so far")
-    axes.set_ylim(bottom=0)
-    _legend(axes, len(shown))

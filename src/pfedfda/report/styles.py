@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pfedfda.methods import all_methods
+
 # A hue for light and for dark backgrounds, found by a search for the largest least distance between
 # any two, as people with normal vision and with each kind of colour blindness see them.
 HUES: dict[str, tuple[str, str]] = {
@@ -28,17 +30,14 @@ class Style:
 
     Parameters
     ----------
-    title
-        The method as papers write it.
     hue
         A key of `HUES`.
     dash
         Lengths of dashes and gaps in pixels; empty for a solid line.
     marker
-        ``circle``, ``square``, ``triangle``, ``down``, ``diamond``, ``cross`` or ``plus``.
+        A key of `MARKERS`.
     """
 
-    title: str
     hue: str
     dash: str
     marker: str
@@ -55,34 +54,43 @@ class Style:
 
 
 STYLES: dict[str, Style] = {
-    "local": Style("Local", "grey", DOTTED, "cross"),
-    "fedavg": Style("FedAvg", "orange", SOLID, "square"),
-    "fedavg-ft": Style("FedAvgFT", "orange", DASHED, "diamond"),
-    "apfl": Style("APFL", "green", SOLID, "triangle"),
-    "ditto": Style("Ditto", "green", DASHED, "down"),
-    "pfedme": Style("pFedMe", "olive", SOLID, "diamond"),
-    "lg-fedavg": Style("LG-FedAvg", "olive", DASHED, "square"),
-    "fedrep": Style("FedRep", "red", SOLID, "plus"),
-    "fedbabu": Style("FedBABU", "red", DASHED, "triangle"),
-    "fedrod": Style("FedRoD", "purple", SOLID, "down"),
-    "fedpac": Style("FedPAC", "purple", DASHED, "plus"),
-    "pfedfda": Style("pFedFDA", "blue", SOLID, "circle"),
-    "pfedfda-pooled": Style("pFedFDA (pooled)", "blue", DASHED, "circle"),
-    "pfedfda-paper": Style("pFedFDA (paper)", "blue", DOTTED, "square"),
-    "pfedfda-released": Style("pFedFDA (released)", "blue", MIXED, "diamond"),
+    "local": Style("grey", DOTTED, "cross"),
+    "fedavg": Style("orange", SOLID, "square"),
+    "fedavg-ft": Style("orange", DASHED, "diamond"),
+    "apfl": Style("green", SOLID, "triangle"),
+    "ditto": Style("green", DASHED, "down"),
+    "pfedme": Style("olive", SOLID, "diamond"),
+    "lg-fedavg": Style("olive", DASHED, "square"),
+    "fedrep": Style("red", SOLID, "plus"),
+    "fedbabu": Style("red", DASHED, "triangle"),
+    "fedrod": Style("purple", SOLID, "down"),
+    "fedpac": Style("purple", DASHED, "plus"),
+    "pfedfda": Style("blue", SOLID, "circle"),
+    "pfedfda-pooled": Style("blue", DASHED, "circle"),
+    "pfedfda-paper": Style("blue", DOTTED, "square"),
+    "pfedfda-released": Style("blue", MIXED, "diamond"),
 }
-MARKERS = ("circle", "square", "triangle", "down", "diamond", "cross", "plus")
+MARKERS = {  # with Matplotlib's letters for them
+    "circle": "o",
+    "square": "s",
+    "triangle": "^",
+    "down": "v",
+    "diamond": "D",
+    "cross": "x",
+    "plus": "+",
+}
 # What no method above has: the looks of methods that users write.
 _SPARE = [
-    ("", hue, dash, MARKERS[(number + 3 * shift) % len(MARKERS)])
+    Style(hue, dash, list(MARKERS)[(number + 3 * shift) % len(MARKERS)])
     for shift, dash in enumerate((MIXED, LONG))
     for number, hue in enumerate(hue for hue in HUES if hue != "blue")
 ]
 
 
 def title_of(method: str) -> str:
-    """Return the method as papers write it; a method of the user's goes by its name."""
-    return STYLES[method].title if method in STYLES else method
+    """Return the method as papers write it; one that is not known here goes by its name."""
+    known = all_methods().get(method)
+    return method if known is None else known.title
 
 
 def style_of(method: str) -> Style:
@@ -95,8 +103,7 @@ def style_of(method: str) -> Style:
     """
     if method in STYLES:
         return STYLES[method]
-    spare = _SPARE[zlib.crc32(method.encode()) % len(_SPARE)]
-    return replace(Style(*spare), title=method)
+    return _SPARE[zlib.crc32(method.encode(errors="replace")) % len(_SPARE)]
 
 
 def styles_of(methods: Iterable[str]) -> Sequence[Style]:
@@ -108,13 +115,10 @@ def styles_of(methods: Iterable[str]) -> Sequence[Style]:
         The method of each run.
     """
     dashes = (SOLID, DASHED, DOTTED, MIXED, LONG)
-    taken: set[tuple[str, str, str]] = set()
-    chosen = []
+    chosen: list[Style] = []
     for method in methods:
         style = style_of(method)
         # The colour stays; another dash, then another marker tells the runs apart.
         variants = [style] + [replace(style, dash=d, marker=m) for m in MARKERS for d in dashes]
-        style = next((v for v in variants if (v.hue, v.dash, v.marker) not in taken), style)
-        taken.add((style.hue, style.dash, style.marker))
-        chosen.append(style)
+        chosen.append(next((variant for variant in variants if variant not in chosen), style))
     return chosen

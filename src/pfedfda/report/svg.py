@@ -1,67 +1,182 @@
-"""Charts as inline SVG that takes its colours from the page's style sheet.
+"""Where the parts of a chart lie in its SVG on the page.
 
-Every chart is drawn twice, for wide screens and for phones, because text inside an SVG shrinks with
-it; the style sheet shows one of the two.
+Places are percentages of the plotting area, while text, markers and margins have a fixed size in
+pixels: one drawing fits every width of the screen. The style sheet takes away what a phone has no
+room for (`Tick.extra`, the labels at the ends of lines). The macro ``chart``
+of ``parts.html`` writes it down.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass, replace
 
-WIDE, NARROW = 860, 350
+from pfedfda.report.charts import Axis, Chart, Series
+from pfedfda.report.text import shorten
+
+WIDTH, NARROW = 800.0, 280.0  # about what a chart has on a desktop and on a phone, without margins
+HEIGHT, NARROW_HEIGHT = 330.0, 250.0
 LABEL_HEIGHT = 14.0
-MOST_MARKERS = 12
+LETTER = 6.8
+MARGIN = 14.0
+MOST_NAMED = 40  # rows
 
 
 @dataclass(frozen=True)
-class Series:
-    """A line, or a cloud of points.
+class Tick:
+    """A tick at a place in per cent, which may be left out on a phone."""
 
-    Parameters
-    ----------
-    index
-        The number of the run on the page, which decides about its colour.
-    label
-        What to write at the end of the line.
-    xs, ys
-        The points; a y of None breaks the line.
-    dash, marker
-        As in `pfedfda.report.styles.Style`.
-    titles
-        A text for each point, shown while the pointer rests on it; empty for points without.
-    marked
-        Which points get a marker; by default some, evenly spaced.
-    """
-
-    index: int
-    label: str
-    xs: Sequence[float]
-    ys: Sequence[float | None]
-    dash: str = ""
-    marker: str = "circle"
-    titles: Sequence[str] = field(default_factory=list)
-    marked: Sequence[int] | None = None
+    at: float
+    text: str
+    extra: bool = False
 
 
 @dataclass(frozen=True)
-class Axis:
-    """An axis.
+class Point:
+    """A marker or a bubble at a place in per cent, with a title and, for a bubble, its radius."""
 
-    Parameters
-    ----------
-    label
-        What is on it, with the unit.
-    low, high
-        Its ends, if they are fixed; otherwise they follow the data.
-    whole
-        Whether only whole numbers make sense as ticks.
-    """
+    x: float
+    y: float
+    title: str
+    radius: float
 
-    label: str
-    low: float | None = None
-    high: float | None = None
-    whole: bool = False
+
+@dataclass(frozen=True)
+class Drawn:
+    """A series in its place: its line and range as paths in a square of 100, and its markers."""
+
+    series: Series
+    line: str
+    range: str
+    points: Sequence[Point]
+    end: float = 0.0  # where the line ends
+    label_at: float = 0.0  # where its label stands beside it
+
+
+class Drawing:
+    """A chart in its place, with everything that the template needs."""
+
+    def __init__(self, chart: Chart) -> None:
+        self.chart = chart
+        series = chart.drawn
+        xs = [v for s in series for v, u in zip(s.xs, s.ys, strict=True) if u is not None]
+        ys = [v for s in series for v in s.ys if v is not None]
+        ys += [v for s in series for pair in s.ranges if pair for v in pair]
+        self.x, self.y = Scale(chart.x, xs), Scale(chart.y, ys, covers=True)
+        self.labels = chart.end_labels and chart.joined and len(series) > 1
+        longest = max((len(shorten(s.label)) for s in series), default=0)
+        self.right = 26 + LETTER * longest if self.labels else MARGIN
+        self.height, self.narrow_height = HEIGHT, NARROW_HEIGHT
+        if chart.y.names:
+            rows = len(chart.y.names)
+            step = min(26.0, 420 / rows) if series[0].sizes else max(30.0, 7.0 * len(series))
+            self.height = self.narrow_height = max(5.0, step) * rows
+        self.y_ticks = [Tick(100 - tick.at, tick.text) for tick in self.y.ticks]
+        if chart.y.names:
+            self.y_ticks = self._rows(chart.y.names)
+        self.x_ticks, self.turned = self._x_ticks()
+        widest = max((len(tick.text) for tick in self.y_ticks), default=0)
+        self.left = MARGIN + LETTER * widest
+        longest_name = max((len(tick.text) for tick in self.x_ticks), default=0)
+        # The sine of the angle by which names are turned, and room for the label of the axis.
+        room = 46 + 0.65 * LETTER * longest_name - 8
+        self.bottom = room if self.turned == "turned" else 46.0
+        self.narrow_bottom = room if self.turned else 46.0
+        self.shaded = None
+        if chart.shaded:
+            start, end = (min(max(self.x.place(v), 0), 100) for v in chart.shaded[:2])
+            self.shaded = (start, end - start, chart.shaded[2])
+        self.series = [self._draw(s) for s in series]
+        if self.labels:
+            ends = [drawn.end * self.height / 100 for drawn in self.series]
+            places = spread(ends, 0, self.height)
+            self.series = [
+                replace(drawn, label_at=at / self.height * 100)
+                for drawn, at in zip(self.series, places, strict=True)
+            ]
+
+    def _rows(self, names: Sequence[str]) -> list[Tick]:
+        """Return a tick for each category of the vertical axis, with every tenth named if many."""
+        few = len(names) <= MOST_NAMED
+        texts = [shorten(name) if few else str(n) * (n % 10 == 0) for n, name in enumerate(names)]
+        return [Tick(self.y.place(place), text) for place, text in enumerate(texts)]
+
+    def _x_ticks(self) -> tuple[list[Tick], str]:
+        """Return the ticks, and whether their texts are turned: always, on a phone, or never."""
+        names = [shorten(name) for name in self.chart.x.names]
+        if not names:
+            ticks = self.x.ticks
+            many = len(ticks) > 5
+            return [Tick(t.at, t.text, many and n % 2 == 1) for n, t in enumerate(ticks)], ""
+        longest = max(len(name) for name in names)
+        if longest <= 4:  # numbers, mostly: some are enough
+            every, narrow, turned = math.ceil(len(names) / 25), math.ceil(len(names) / 9), ""
+        else:
+            wide = LETTER * (longest + 1) * len(names)
+            every = math.ceil(len(names) * LABEL_HEIGHT / WIDTH)
+            narrow = math.ceil(len(names) * LABEL_HEIGHT / NARROW)
+            turned = "turned" if wide > WIDTH else "turned-narrow" if wide > NARROW else ""
+        narrow = math.ceil(narrow / every) * every
+        return [
+            Tick(self.x.place(n), name, n % narrow != 0)
+            for n, name in enumerate(names)
+            if n % every == 0
+        ], turned
+
+    def _draw(self, s: Series) -> Drawn:
+        places = [
+            None if v is None else (self.x.place(u), self._down(v))
+            for u, v in zip(s.xs, s.ys, strict=True)
+        ]
+        # A percentage of a radius is of the diagonal over the root of two.
+        size = math.sqrt((WIDTH**2 + self.height**2) / 2) / 100
+        columns, rows = len(self.chart.x.names), len(self.chart.y.names)
+        largest = min(0.65 * WIDTH / max(columns, 1), 0.5 * self.height / max(rows, 1))
+        points = []
+        for n in s.markers:
+            place = places[n]
+            if place:
+                radius = max(largest * math.sqrt(s.sizes[n]), 0.8) / size if s.sizes else 0.0
+                points.append(Point(*place, s.titles[n] if s.titles else "", radius))
+        line, pen_down = "", False
+        for place in places if self.chart.joined else []:
+            if place:
+                line += f"{'L' if pen_down else 'M'}{place[0]:.2f} {place[1]:.2f}"
+            pen_down = place is not None
+        known = [(self.x.place(u), pair) for u, pair in zip(s.xs, s.ranges, strict=False) if pair]
+        there = [f"{x:.2f} {self._down(high):.2f}" for x, (_, high) in known]
+        back = [f"{x:.2f} {self._down(low):.2f}" for x, (low, _) in reversed(known)]
+        area = f"M{'L'.join(there + back)}Z" if known else ""
+        end = next(place[1] for place in reversed(places) if place)
+        return Drawn(s, line, area, points, end)
+
+    def _down(self, value: float) -> float:
+        """Return the place of a value from the top; categories are counted from there."""
+        return self.y.place(value) if self.chart.y.names else 100 - self.y.place(value)
+
+
+class Scale:
+    """The ends of an axis, its ticks, and where values lie between the ends."""
+
+    def __init__(self, axis: Axis, values: Sequence[float], covers: bool = False) -> None:
+        if axis.names:
+            self.low, self.high = -0.5, len(axis.names) - 0.5
+            self.ticks: list[Tick] = []
+            return
+        low = min(values) if axis.low is None else axis.low
+        high = max(max(values) if axis.high is None else axis.high, low)
+        numbers = nice_ticks(low, high, 8, axis.whole)
+        if covers or not high > low:
+            low, high = numbers[0], max(numbers[-1], *values, high)
+        self.low, self.high = low, high
+        numbers = [tick for tick in numbers if low - 1e-9 <= tick <= high + 1e-9]
+        self.ticks = [
+            Tick(self.place(tick), text)
+            for tick, text in zip(numbers, write_ticks(numbers), strict=True)
+        ]
+
+    def place(self, value: float) -> float:
+        """Return the place of a value in per cent."""
+        return 100 * (value - self.low) / (self.high - self.low)
 
 
 def nice_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
@@ -92,252 +207,6 @@ def write_ticks(ticks: Sequence[float]) -> list[str]:
     """Return ticks as people write them: no exponent, as many decimals as needed, all the same."""
     decimals = next(d for d in range(13) if all(abs(t - round(t, d)) < 1e-12 for t in ticks))
     return [f"{tick:,.{decimals}f}".replace(",", "\u2009").replace("-", "\u2212") for tick in ticks]
-
-
-def chart(
-    series: Sequence[Series],
-    x: Axis,
-    y: Axis,
-    *,
-    name: str,
-    band: tuple[float, float, str] | None = None,
-    lines: bool = True,
-    labels: bool = True,
-) -> str:
-    """Return a line chart or a scatter plot, in both widths.
-
-    Parameters
-    ----------
-    series
-        What to draw.
-    x, y
-        The axes.
-    name
-        A sentence for people who cannot see it.
-    band
-        A range of x to shade, with its name.
-    lines
-        Whether points are joined.
-    labels
-        Whether to name the lines at their ends, where there is room.
-    """
-    drawn = [s for s in series if any(value is not None for value in s.ys)]
-    if not drawn:
-        return '<p class="empty">There is nothing to draw yet.</p>'
-    return "".join(
-        _chart(drawn, x, y, name, band, lines, labels, width, kind)
-        for width, kind in ((WIDE, "wide"), (NARROW, "narrow"))
-    )
-
-
-def _chart(
-    series: Sequence[Series],
-    x: Axis,
-    y: Axis,
-    name: str,
-    band: tuple[float, float, str] | None,
-    lines: bool,
-    labels: bool,
-    width: float,
-    kind: str,
-) -> str:
-    wide = kind == "wide"
-    height = 400.0 if wide else 290.0
-    labels = labels and lines and wide and len(series) > 1
-    room = min(170.0, 26 + 7.0 * max(len(s.label) for s in series)) if labels else 14.0
-    right, top, bottom = room, 14.0, 46.0
-
-    xs = [v for s in series for v, u in zip(s.xs, s.ys, strict=True) if u is not None]
-    ys = [v for s in series for v in s.ys if v is not None]
-    x_low, x_high = _ends(x, xs)
-    x_ticks = nice_ticks(x_low, x_high, 8 if wide else 4, x.whole)
-    y_ticks = nice_ticks(*_ends(y, ys), 8 if wide else 5, y.whole)
-    y_texts = write_ticks(y_ticks)
-    left = 30.0 + 7.0 * max(len(text) for text in y_texts)
-    if not x_high > x_low:
-        x_low, x_high = x_ticks[0], x_ticks[-1]
-    x_ticks = [tick for tick in x_ticks if x_low - 1e-9 <= tick <= x_high + 1e-9]
-    y_low, y_high = y_ticks[0], max(y_ticks[-1], max(ys))
-    if not y_high > y_low:
-        y_high = y_low + 1.0
-
-    def place_x(value: float) -> float:
-        return left + (value - x_low) / (x_high - x_low) * (width - left - right)
-
-    def place_y(value: float) -> float:
-        return height - bottom - (value - y_low) / (y_high - y_low) * (height - top - bottom)
-
-    parts = [
-        f'<svg class="chart {kind}" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="{escape(name)}">'
-    ]
-    if band:
-        start, end = (min(max(place_x(v), left), width - right) for v in band[:2])
-        parts.append(
-            f'<rect class="band" x="{start:.1f}" y="{top:g}" width="{max(end - start, 1):.1f}" '
-            f'height="{height - top - bottom:g}"/><text class="band-name" x="{start + 5:.1f}" '
-            f'y="{top + 13:g}">{escape(band[2])}</text>'
-        )
-    for tick, text in zip(y_ticks, y_texts, strict=True):
-        at = place_y(tick)
-        parts.append(
-            f'<path class="grid" d="M{left:g} {at:.1f}H{width - right:g}"/>'
-            f'<text class="tick" x="{left - 8:g}" y="{at + 4:.1f}" text-anchor="end">'
-            f"{text}</text>"
-        )
-    for tick, text in zip(x_ticks, write_ticks(x_ticks), strict=True):
-        at = place_x(tick)
-        parts.append(
-            f'<path class="grid tickmark" d="M{at:.1f} {height - bottom:g}v5"/>'
-            f'<text class="tick" x="{at:.1f}" y="{height - bottom + 19:g}" '
-            f'text-anchor="middle">{text}</text>'
-        )
-    middle = left + (width - left - right) / 2
-    parts.append(
-        f'<text class="axis" x="{middle:.1f}" y="{height - 6:g}" text-anchor="middle">'
-        f'{escape(x.label)}</text><text class="axis" text-anchor="middle" '
-        f'transform="translate(12 {top + (height - top - bottom) / 2:.1f}) rotate(-90)">'
-        f"{escape(y.label)}</text>"
-    )
-    ends = []
-    for s in series:
-        places = [
-            None if v is None else (place_x(u), place_y(v)) for u, v in zip(s.xs, s.ys, strict=True)
-        ]
-        parts.append(_draw_series(s, places, lines))
-        ends.append(next(place[1] for place in reversed(places) if place))
-    if labels:
-        for s, wanted, at in zip(series, ends, spread(ends, top, height - bottom), strict=True):
-            edge = width - right
-            parts.append(
-                f'<g data-m="{s.index}"><path class="leader" d="M{edge + 3:g} {wanted:.1f}'
-                f'L{edge + 16:g} {at:.1f}"/><text class="end" x="{edge + 19:g}" '
-                f'y="{at + 4:.1f}">{escape(_shorten(s.label))}</text></g>'
-            )
-    parts.append("</svg>")
-    return "".join(parts)
-
-
-def _draw_series(s: Series, places: Sequence[tuple[float, float] | None], lines: bool) -> str:
-    parts = [f'<g data-m="{s.index}">']
-    if lines:
-        path, pen_down = "", False
-        for place in places:
-            if place:
-                path += f"{'L' if pen_down else 'M'}{place[0]:.1f} {place[1]:.1f}"
-            pen_down = place is not None
-        dash = f' stroke-dasharray="{s.dash}"' if s.dash else ""
-        parts.append(f'<path class="line" d="{path}"{dash}/>')
-    marked = s.marked if s.marked is not None else _spaced(len(places), MOST_MARKERS)
-    for number in marked:
-        place = places[number]
-        if place:
-            title = f"<title>{escape(s.titles[number])}</title>" if s.titles else ""
-            parts.append(marker(s.marker, *place, 3.6, title))
-    parts.append("</g>")
-    return "".join(parts)
-
-
-def marker(kind: str, x: float, y: float, size: float, title: str = "") -> str:
-    """Return a marker.
-
-    Parameters
-    ----------
-    kind
-        The name of its shape.
-    x, y, size
-        Its centre and about half its width.
-    title
-        A ``<title>`` element to put inside.
-    """
-    r, m = size, size * 1.2
-    paths = {
-        "square": f"M{x - r:.1f} {y - r:.1f}h{2 * r:.1f}v{2 * r:.1f}h{-2 * r:.1f}z",
-        "triangle": f"M{x:.1f} {y - m:.1f}l{m:.1f} {2 * r:.1f}h{-2 * m:.1f}z",
-        "down": f"M{x:.1f} {y + m:.1f}l{m:.1f} {-2 * r:.1f}h{-2 * m:.1f}z",
-        "diamond": f"M{x:.1f} {y - m:.1f}l{m:.1f} {m:.1f}l{-m:.1f} {m:.1f}l{-m:.1f} {-m:.1f}z",
-    }
-    strokes = {
-        "cross": f"M{x - r:.1f} {y - r:.1f}l{2 * r:.1f} {2 * r:.1f}m0 {-2 * r:.1f}"
-        f"l{-2 * r:.1f} {2 * r:.1f}",
-        "plus": f"M{x - m:.1f} {y:.1f}h{2 * m:.1f}M{x:.1f} {y - m:.1f}v{2 * m:.1f}",
-    }
-    if kind in paths:
-        return f'<path class="mark" d="{paths[kind]}">{title}</path>'
-    if kind in strokes:
-        return f'<path class="mark stroke" d="{strokes[kind]}">{title}</path>'
-    return f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="{r:g}">{title}</circle>'
-
-
-def bubbles(counts: Sequence[Sequence[int]], clients: Sequence[str], classes: Sequence[str]) -> str:
-    """Return the bubble chart of training samples by client and class, in both widths.
-
-    Parameters
-    ----------
-    counts
-        A row for each client, a column for each class.
-    clients, classes
-        Their names.
-    """
-    return _bubbles(counts, clients, classes, WIDE, 60) + _bubbles(
-        counts, clients, classes, NARROW, 24
-    )
-
-
-def _bubbles(
-    counts: Sequence[Sequence[int]],
-    clients: Sequence[str],
-    classes: Sequence[str],
-    width: float,
-    most_clients: int,
-) -> str:
-    kind = "wide" if width == WIDE else "narrow"
-    columns, rows = _spaced(len(clients), most_clients), _spaced(len(classes), 100)
-    named = len(rows) <= 40
-    longest = max(len(_shorten(classes[row])) for row in rows) if named else 3
-    left, top, bottom = 30.0 + 7.0 * longest, 8.0, 46.0
-    step_x = (width - left - 14) / max(len(columns), 1)
-    step_y = max(5.0, min(26.0, 420 / len(rows)))
-    height = top + bottom + step_y * len(rows)
-    largest = max((counts[c][r] for c in columns for r in rows), default=0) or 1
-    radius = max(min(max(step_x, 7.0), step_y) * 0.7, 2.0)
-    parts = [
-        f'<svg class="chart {kind}" viewBox="0 0 {width:g} {height:g}" role="img" '
-        f'aria-label="Training samples by client and class">'
-    ]
-    for number, row in enumerate(rows):
-        y = top + step_y * (number + 0.5)
-        parts.append(f'<path class="grid" d="M{left:g} {y:.1f}H{width - 14:g}"/>')
-        if named or number % 10 == 0:
-            text = _shorten(classes[row]) if named else str(row)
-            parts.append(
-                f'<text class="tick" x="{left - 8:g}" y="{y + 4:.1f}" text-anchor="end">'
-                f"{escape(text)}</text>"
-            )
-    every = max(1, len(columns) // (20 if kind == "wide" else 8))
-    for number, column in enumerate(columns):
-        x = left + step_x * (number + 0.5)
-        if number % every == 0:
-            parts.append(
-                f'<text class="tick" x="{x:.1f}" y="{height - bottom + 18:.1f}" '
-                f'text-anchor="middle">{column}</text>'
-            )
-        for place, row in enumerate(rows):
-            if count := counts[column][row]:
-                parts.append(
-                    f'<circle class="bubble" cx="{x:.1f}" cy="{top + step_y * (place + 0.5):.1f}" '
-                    f'r="{max(radius * math.sqrt(count / largest), 0.6):.1f}"><title>'
-                    f"client {escape(clients[column])}, class {escape(classes[row])}: "
-                    f"{count}</title></circle>"
-                )
-    shown = "" if len(columns) == len(clients) else f", {len(columns)} of {len(clients)}"
-    parts.append(
-        f'<text class="axis" x="{(left + width) / 2:.1f}" y="{height - 6:.1f}" '
-        f'text-anchor="middle">client{shown}</text><text class="axis" text-anchor="middle" '
-        f'transform="translate(12 {top + step_y * len(rows) / 2:.1f}) rotate(-90)">class</text>'
-        "</svg>"
-    )
-    return "".join(parts)
 
 
 def spread(wanted: Sequence[float], low: float, high: float) -> list[float]:
@@ -372,20 +241,3 @@ def spread(wanted: Sequence[float], low: float, high: float) -> list[float]:
         for position, number in enumerate(block):
             places[number] = start + gap * position
     return places
-
-
-def _ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
-    low = min(values) if axis.low is None else axis.low
-    high = max(values) if axis.high is None else axis.high
-    return low, max(high, low)
-
-
-def _spaced(count: int, most: int) -> list[int]:
-    """Return evenly spaced numbers below `count`, the first and the last among them."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round(number * (count - 1) / (most - 1)) for number in range(most)})
-
-
-def _shorten(text: str, most: int = 20) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

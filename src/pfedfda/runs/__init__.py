@@ -2,7 +2,15 @@
 
 from pfedfda.runs.accuracy import ACCURACIES, Accuracy
 from pfedfda.runs.federation import ClassCounts, read_class_counts, write_class_counts
-from pfedfda.runs.reader import ClientRow, RunResult, is_complete, load_run, read_run, read_tables
+from pfedfda.runs.reader import (
+    ClientRow,
+    RunResult,
+    as_number,
+    is_complete,
+    load_run,
+    read_run,
+    read_tables,
+)
 from pfedfda.runs.writer import RunWriter, make_folder, write_csv
 
 __all__ = [
@@ -12,6 +20,7 @@ __all__ = [
     "ClientRow",
     "RunResult",
     "RunWriter",
+    "as_number",
     "is_complete",
     "load_run",
     "make_folder",

@@ -25,6 +25,7 @@ from torch import Tensor
 from pfedfda.errors import InputError, shown
 from pfedfda.files import json_text, read_text, refuse_link, replacing, write_text
 from pfedfda.models.export import UNREADABLE
+from pfedfda.runs.layout import MANIFEST
 
 FORMAT = 1
 
@@ -72,13 +73,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     }
     with replacing(state_path(folder, checkpoint.round)) as new:
         save_file(checkpoint.state, new)
-    write_text(folder / "manifest.json", json_text(manifest, indent=2) + "\n")
+    write_text(folder / MANIFEST, json_text(manifest, indent=2) + "\n")
     tidy(folder, checkpoint.round)
 
 
 def tidy(folder: Path, round_number: int) -> None:
     """Remove older states, and what was never finished because its process was killed."""
-    kept = ("manifest.json", "lock", state_path(folder, round_number).name)
+    kept = (MANIFEST, "lock", state_path(folder, round_number).name)
     for file in folder.iterdir():
         if file.name not in kept and file.is_file():
             file.unlink(missing_ok=True)
@@ -87,7 +88,7 @@ def tidy(folder: Path, round_number: int) -> None:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint; refuse one that is damaged or is none."""
     try:
-        manifest = _mapping(json.loads(read_text(folder / "manifest.json")))
+        manifest = _mapping(json.loads(read_text(folder / MANIFEST)))
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {shown(manifest['format'])}, not {FORMAT}")
         round_number = _natural(manifest["round"])

@@ -9,6 +9,7 @@ SUMMARY = "summary.json"
 FEDERATION = "federation.json"
 COMPARISON = "comparison.csv"
 CHECKPOINT = "checkpoint"
+MANIFEST = "manifest.json"  # in the folder of the checkpoint
 
 LOGS = (METRICS, FAILURES)  # they grow by lines, and a checkpoint knows how long they were
 CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes", "accuracy")

@@ -14,8 +14,10 @@ from pfedfda.errors import InputError, printable, shown
 from pfedfda.files import LARGE, csv_text, read_text, read_toml
 from pfedfda.runs.accuracy import ACCURACIES
 from pfedfda.runs.layout import (
+    CHECKPOINT,
     CLIENTS,
     CONFIG,
+    MANIFEST,
     METRICS,
     NEW_CLIENTS,
     SUMMARY,
@@ -139,6 +141,16 @@ class RunResult:
     def setting(self, table: str, name: str) -> Any:
         """Return a setting of ``config.toml``, None if it is not there."""
         return self.config.get(table, {}).get(name)
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the images, None if there is no checkpoint that says so."""
+        try:
+            manifest = read_object(self.folder / CHECKPOINT / MANIFEST)
+            height, width, _ = manifest["about"]["task"]["image_shape"]
+            return int(height), int(width)
+        except (InputError, KeyError, TypeError, ValueError, OverflowError):
+            return None
 
     def _table(self, name: str) -> dict[str, Any]:
         return self._object(self.summary, name)

@@ -27,6 +27,7 @@ from pfedfda.runs.layout import (
     CONFIG,
     FAILURES,
     LOGS,
+    MANIFEST,
     METRICS,
     NEW_CLIENT_COLUMNS,
     NEW_CLIENTS,
@@ -131,7 +132,7 @@ class RunWriter:
         initial
             The server's initial state; what it has, the checkpoint must have in the same shape.
         """
-        if not (self.folder / CHECKPOINT / "manifest.json").exists():
+        if not (self.folder / CHECKPOINT / MANIFEST).exists():
             return None
         checkpoint = read_checkpoint(self.folder / CHECKPOINT)
         if checkpoint.about.get("task") != json.loads(json.dumps(self.about["task"])):

@@ -1,0 +1,188 @@
+"""The sections of the page: what each shows, and how to read it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pfedfda.report import charts, tables
+from pfedfda.report.charts import Bars, Chart
+from pfedfda.report.groups import Entry, Group
+from pfedfda.report.paper_table import PaperTable
+from pfedfda.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Parameters
+    ----------
+    heading
+        Its heading.
+    text
+        A sentence or two on how to read it.
+    figure
+        A chart, or several to choose from with switches.
+    tables
+        Tables, each with the entry that it is about, if it is about one.
+    details
+        Tables that are folded away, with what to press for them.
+    notes
+        Sentences in a list at the end, with its heading.
+    """
+
+    heading: str
+    text: str = ""
+    figure: "Figure | None" = None
+    tables: Sequence[tuple[Entry | None, Table]] = ()
+    details: Sequence[tuple[str, Table]] = ()
+    notes: tuple[str, Sequence[str]] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts to choose from.
+
+    Parameters
+    ----------
+    key
+        An identifier that no other figure of the page has.
+    views
+        The charts or bars; with two switches, those of the second for each choice of the first.
+    switches
+        For each switch its name and its choices; the first is chosen at the beginning.
+    """
+
+    key: str
+    views: Sequence[Chart | Bars]
+    switches: Sequence[tuple[str, Sequence[str]]] = ()
+
+    def choice(self, place: int) -> tuple[int, int]:
+        """Return which choices of the two switches show a view."""
+        second = len(self.switches[1][1]) if len(self.switches) > 1 else 1
+        return divmod(place, second)
+
+
+def suite_section(suite: PaperTable) -> Section:
+    """Return the section with the paper's numbers."""
+    return Section(
+        "The paper’s numbers and ours",
+        "As the paper reports them, as they came out here, and ours less the paper’s.",
+        tables=[(None, tables.paper(suite))],
+        notes=("What differs from the paper’s setting", suite.notes) if suite.notes else None,
+    )
+
+
+def group_sections(group: Group, key: str) -> list[Section]:
+    """Return the sections about a federation; `key` begins the identifiers of their figures."""
+    entries = group.entries
+    sections = [_comparison_section(entries)]
+    evaluated = [entry for entry in entries if entry.rounds]
+    if evaluated:
+        sections.append(_rounds_section(evaluated, key))
+    if any(entry.clients for entry in entries):
+        sections.append(_clients_section(entries, key))
+    sections += _beta_sections(entries, key)
+    if any(entry.new_clients for entry in entries):
+        text = (
+            "Clients that never took part in training, on their own images and with these images "
+            "corrupted: mean accuracy ± standard deviation over clients."
+        )
+        table = tables.new_clients(entries)
+        sections.append(Section("New clients", text, tables=[(None, table)]))
+    if group.counts is not None:
+        largest = max(max(row) for row in group.counts.counts)
+        text = (
+            "Training samples by client and class. The area of a circle is their number; the "
+            f"largest stands for {largest:,}."
+        )
+        figure = Figure(f"{key}-classes", [charts.bubbles(group.counts)])
+        sections.append(Section("Who holds what", text, figure))
+    text = (
+        "Training and evaluation on the clock; inside the clients, the time of all clients is "
+        "summed, whichever worker they ran on."
+    )
+    bars = [charts.wall_time(entries), charts.client_time(entries)]
+    switch = ("Time", ["on the clock", "inside the clients, summed"])
+    sections.append(Section("Time by component", text, Figure(f"{key}-time", bars, [switch])))
+    if evaluated:
+        sections.append(_bytes_section(evaluated, key))
+    return sections
+
+
+def _comparison_section(entries: Sequence[Entry]) -> Section:
+    judged_on = entries[0].first.judged_on
+    text = (
+        f"{judged_on.capitalize()} accuracy after the last evaluation. The weighted mean counts "
+        f"every {judged_on} sample the same; the worst tenth is the mean over the clients with the "
+        f"lowest accuracy."
+    )
+    details = []
+    if any(entry.seeds > 1 for entry in entries):
+        text += " All numbers of a method are means over its seeds."
+        details.append(("Every run", tables.every_run(entries)))
+    heading = "Comparison" if len(entries) > 1 else "Result"
+    return Section(heading, text, tables=[(None, tables.comparison(entries))], details=details)
+
+
+def _rounds_section(entries: Sequence[Entry], key: str) -> Section:
+    judged_on = entries[0].first.judged_on.capitalize()
+    text = f"{judged_on} accuracy of all clients after each evaluated round."
+    if any(entry.seeds > 1 for entry in entries):
+        text += " A line is the mean over seeds; the shade reaches from the lowest to the highest."
+    views = [
+        charts.accuracy_by_round(entries, accuracy, by_time)
+        for accuracy in charts.ACCURACY_CHOICES
+        for by_time in (False, True)
+    ]
+    switches = [
+        ("Accuracy", list(charts.ACCURACY_CHOICES)),
+        ("Horizontal axis", ["by round", "by time"]),
+    ]
+    return Section("Accuracy by round", text, Figure(f"{key}-accuracy", views, switches))
+
+
+def _clients_section(entries: Sequence[Entry], key: str) -> Section:
+    chart = charts.accuracy_by_client(entries)
+    text = ""
+    if chart.shaded:
+        text = "Each method sorts the clients for itself. " if len(entries) > 1 else ""
+        text += "The shaded part is the tenth of the clients with the lowest accuracy."
+    details = [("Every client", tables.clients(entries))]
+    figure = Figure(f"{key}-clients", [chart])
+    return Section("Accuracy by client", text, figure, details=details)
+
+
+def _beta_sections(entries: Sequence[Entry], key: str) -> list[Section]:
+    """Return what is known about β: by corruption where there are any, otherwise by client."""
+    sections = []
+    for column in charts.beta_columns(entries):
+        name, chosen = charts.beta_name(column), charts.with_beta(entries, column)
+        if charts.is_shifted(chosen):
+            heats = [
+                (entry, tables.heat(charts.beta_by_corruption(entry, column))) for entry in chosen
+            ]
+            text = "Mean over clients: 0 is the global estimate, 1 the client’s own."
+            sections.append(Section(f"{name} by corruption and severity", text, tables=heats))
+        else:
+            text = "How far each client leans on its own estimate (1) or on the global one (0)"
+            text += "." if charts.are_few(chosen) else ", by its number of training samples."
+            figure = Figure(f"{key}-{column}", [charts.beta_by_client(chosen, column)])
+            sections.append(Section(f"{name} by client", text, figure))
+    return sections
+
+
+def _bytes_section(entries: Sequence[Entry], key: str) -> Section:
+    text = (
+        "Content of all tensors that crossed between server and clients. An amount per round is "
+        "the mean since the evaluation before; in the last round every client takes part."
+    )
+    views = [
+        charts.bytes_by_round(entries, direction, total)
+        for direction in ("up", "down")
+        for total in (False, True)
+    ]
+    switches = [
+        ("Direction", ["up, clients to server", "down, server to clients"]),
+        ("Amount", ["per round", "so far"]),
+    ]
+    return Section("Bytes by round", text, Figure(f"{key}-bytes", views, switches))
