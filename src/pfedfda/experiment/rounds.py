@@ -15,7 +15,13 @@ from safetensors import SafetensorError
 from pfedfda.data import CORRUPTIONS
 from pfedfda.data.shift import Shift, frost_photos
 from pfedfda.engine import Engine, Outcome
-from pfedfda.errors import DivergedRunError, InputError, PfedfdaError, RunStoppedError
+from pfedfda.errors import (
+    DivergedRunError,
+    InputError,
+    InterruptedRunError,
+    PfedfdaError,
+    RunStoppedError,
+)
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.checkpoint import Checkpoint, sole_use
 from pfedfda.experiment.checks import fault_of
@@ -28,10 +34,6 @@ from pfedfda.seeding import torch_generator
 NEW_CLIENT_SEVERITY = 3
 CHECKPOINT_SECONDS = 60.0
 MIN_FAILURES = 10
-
-
-class InterruptedRunError(RunStoppedError):
-    """The user stopped the run."""
 
 
 @dataclass

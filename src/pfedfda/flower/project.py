@@ -1,31 +1,11 @@
-"""``pfedfda federate``: the beginnings of a federation on Flower."""
+"""The beginnings of a federation on Flower: a project to fill in."""
 
 import shutil
 from pathlib import Path
 
-from pfedfda.errors import InputError, unknown
+from pfedfda.errors import InputError
 
 TEMPLATE = Path(__file__).parent / "template"
-USAGE = """\
-usage: pfedfda federate init DIR
-
-Writes a Flower app to DIR that runs any method over real sites: its settings, the server's and the
-sites' programs, and a README with every command from certificates to results.
-"""
-
-
-def federate(words: list[str]) -> int:
-    """Run ``pfedfda federate``; return the exit code."""
-    if not words or words[0] in ("-h", "--help") or words[1:2] in (["-h"], ["--help"]):
-        print(USAGE, end="")
-        return 0
-    if words[0] != "init":
-        raise unknown("command", f"federate {words[0]}", ["federate init"])
-    if len(words) != 2 or words[1].startswith("-"):
-        raise InputError("'pfedfda federate init' takes one argument: the folder to make.")
-    init(Path(words[1]))
-    print(f"Wrote {words[1]}; {Path(words[1]) / 'README.md'} says how to go on.")
-    return 0
 
 
 def init(folder: Path) -> None:
