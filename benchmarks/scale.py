@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from pfedfda.data import Federation
-from pfedfda.data.preparing import FORMAT, is_complete
+from pfedfda.data.preparing import FORMAT
 from pfedfda.data.sources import Digits
+from pfedfda.data.store import is_intact, write_hashes
 from pfedfda.engine import EngineConfig, LocalEngine, one_thread
 from pfedfda.experiment.api import make_task
 from pfedfda.experiment.config import Config, ScheduleConfig
@@ -64,6 +65,7 @@ def write_federation(folder: Path, clients: int) -> None:
         "attributes": {},
     }
     (folder / "index.json").write_text(json.dumps(index))
+    write_hashes(folder)
 
 
 def run_rounds_on_demand(
@@ -72,7 +74,7 @@ def run_rounds_on_demand(
     """Open a federation and run a round whenever asked; what each process of a size does."""
     start = time.perf_counter()
     federation = Federation(folder)
-    assert is_complete(federation)
+    assert is_intact(folder)
     method = find_method(name)()
     schedule = ScheduleConfig(
         rounds=LAST_ROUND, participation=active / len(federation), eval_every=0

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedfda.data import Federation, prepare
+from pfedfda.data.store import write_hashes
 from pfedfda.experiment import compare
 from pfedfda.experiment.config import make_config
 from pfedfda.seeding import numpy_generator
@@ -43,6 +44,7 @@ def spoil(federation: Federation, what: str, test_only: bool = False) -> None:
         start = stop
     labels.flush()
     images.flush()
+    write_hashes(federation.folder)  # otherwise the damage would be noticed, and mended
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedfda.data import Federation
+from pfedfda.data.store import write_hashes
 from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, one_thread, runner
 from pfedfda.experiment import rounds
 from pfedfda.experiment.config import make_config
@@ -203,6 +204,7 @@ def make_federation(setting: Setting, folder: Path) -> Federation:
         "attributes": {},
     }
     (folder / "index.json").write_text(json.dumps(index))
+    write_hashes(folder)
     return Federation(folder)
 
 

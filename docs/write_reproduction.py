@@ -44,6 +44,9 @@ are made from now on hold the counts of every client, from which `pfedfda.paper.
 computes the paired error between two of our own runs; those behind this page are older, and lack
 them, unless a table below says that it is paired.
 
+A note below a table says which of its records on corrupted federations have shift version 1; the
+others, and all that are made from now on, have version 2 ([federations.md](federations.md#shift)).
+
 The runs were made on: {machines}.
 """
 

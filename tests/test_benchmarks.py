@@ -120,3 +120,12 @@ def test_only_corrupted_clients_are_spoiled(tmp_path: Path, what: str, test_only
     else:
         assert (after["images"][:first] == 7).all()
         assert (after["images"][first:] == GREY).all()
+
+
+def test_the_combination_benchmark_compares_with_the_optimum() -> None:
+    words = ["benchmarks/combination.py", "--clients", "40", "--partners", "20"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    row = done.stdout.splitlines()[-1].split("|")[1:-1]
+    assert (row[0].strip(), row[1].strip()) == ("40", "20")
+    assert -1e-9 <= float(row[4]) <= float(row[5]) < 0.1

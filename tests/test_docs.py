@@ -28,12 +28,40 @@ def python_blocks(path: Path) -> list[str]:
 
 
 @pytest.fixture
-def fedprox(tmp_path: Path):
-    (block,) = python_blocks(ROOT / "docs" / "write-a-method.md")
-    path = tmp_path / "fedprox.py"
-    path.write_text(block)
-    yield path
-    _registry.pop("fedprox", None)
+def example_methods(tmp_path: Path):
+    names = ("fedprox", "fedper")
+    blocks = python_blocks(ROOT / "docs" / "write-a-method.md")
+    for name, block in zip(names, blocks, strict=True):
+        (tmp_path / f"{name}.py").write_text(block)
+    yield [tmp_path / f"{name}.py" for name in names]
+    for name in names:
+        _registry.pop(name, None)
+
+
+@pytest.fixture
+def fedprox(example_methods: list[Path]) -> Path:
+    return example_methods[0]
+
+
+def test_the_example_methods_keep_the_contract(
+    example_methods: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in example_methods:
+        assert main(["check-method", str(path)]) == 0, capsys.readouterr().out
+
+
+def test_fedper_without_its_first_head_is_found(
+    example_methods: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the page says of leaving out a line."""
+    path = example_methods[1]
+    right = 'head = client.state or part(client.task.initial_tensors(), "head")'
+    assert right in path.read_text()
+    path.write_text(path.read_text().replace(right, "head = client.state"))
+    assert main(["check-method", str(path)]) == 1
+    (failed,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("failed")]
+    assert "client.model" in failed
+    assert "initial_tensors" in failed
 
 
 def test_the_example_method_runs_from_the_command_line(

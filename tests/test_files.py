@@ -13,7 +13,8 @@ from pfedfda import FederationConfig, InputError, prepare
 from pfedfda.data import Federation
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine
 from pfedfda.engine import local as local_engine
-from pfedfda.files import FolderLock, remove_abandoned, write_text
+from pfedfda.errors import PfedfdaError
+from pfedfda.files import FolderLock, json_text, remove_abandoned, write_text
 from pfedfda.methods import Task, TrainingConfig
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.models import ModelConfig
@@ -167,3 +168,10 @@ def test_links_are_not_written_to(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "new")
     assert letter.read_text() == "dear"
     assert not (tmp_path / "file").is_symlink()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_json_lacks_is_not_written(value: float) -> None:
+    assert json_text({"a": [1.5, None]}) == '{"a": [1.5, null]}'
+    with pytest.raises(PfedfdaError, match="cannot be written as JSON"):
+        json_text({"loss": [value]})

@@ -44,7 +44,7 @@ def test_the_citation_names_this_version_and_the_paper(citation: dict[str, Any])
 def test_the_version_is_held_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"]
-    assert project["tool"]["hatch"]["version"]["path"] == "src/pfedfda/__init__.py"
+    assert project["tool"]["hatch"]["version"]["path"] == "src/pfedfda/version.py"
 
 
 def test_authors_and_licence_agree(citation: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def test_the_changelog_and_the_guide_name_what_there_is() -> None:
     presets = [name for name, method in all_methods().items() if method.is_preset]
     for name in presets:
         assert f"`{name}`" in changelog
-    for name in re.findall(r"`pfedfda (\w+)", changelog):
+    for name in re.findall(r"`pfedfda ([a-z][\w-]*)", changelog):
         assert name in COMMANDS
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w/.]+)`", guide):

@@ -4,12 +4,13 @@
 #
 #   examples/flower/loopback.sh [FOLDER] [settings of the run, as for flwr run --run-config]
 #
-# FOLDER gets keys, logs, the sites' own files and the results; by default a new temporary folder.
-# Needs pfedfda[flower], openssl and ssh-keygen.
+# FOLDER gets the app, keys, logs, the sites' own files and the results; by default a new temporary
+# folder. Needs pfedfda[flower], openssl and ssh-keygen.
 set -euo pipefail
 
-project=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$(mktemp -d)}
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
 settings=${2:-rounds=3 epochs=2}
 port=${PORT:-8123}
 sites=(vilnius kaunas klaipeda)
@@ -28,6 +29,8 @@ stop() {
     wait
 }
 trap stop EXIT
+
+[ -d app ] || pfedfda federate init app
 
 echo "Certificates and keys in $folder"
 {
@@ -72,6 +75,6 @@ for number in "${!sites[@]}"; do
     started+=($!)
 done
 
-flwr run "$project" loopback --stream --run-config "output=\"$folder/runs\" $settings"
+flwr run app loopback --stream --run-config "output=\"$folder/runs\" $settings"
 echo "Personal models:"
 ls -d "$folder"/sites/*/*/model

@@ -34,7 +34,7 @@ The packages are `pfedfda.gaussian`, `pfedfda.data`, `pfedfda.models`, `pfedfda.
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from pfedfda.version import __version__
 
 if TYPE_CHECKING:
     from pfedfda.data import Federation, FederationConfig, prepare

@@ -5,6 +5,7 @@ after a power cut there is the old file or the new one, never a part of either.
 """
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -16,9 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, PfedfdaError
 
 SMALL = 2**24  # what a description in JSON, TOML or CSV may have; real ones have a thousandth
 MOST_TOML, LONGEST_LINE = 2**17, 5000  # of settings
@@ -121,6 +122,19 @@ def flush(path: Path) -> None:
             raise
 
 
+def reserve(file: BinaryIO, size: int) -> None:
+    """Take the space for a file before it is filled, so that a full disk is noticed at once.
+
+    Raise OSError if the space is not there. Where the system cannot reserve any, writing notices.
+    """
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+
+
 def make_folders(path: Path) -> None:
     """Make a folder and those above it, if they are not there; they outlast a power cut."""
     if not path.is_dir():
@@ -160,6 +174,14 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
     """Write a text file in one step, as `replacing` does."""
     with replacing(path, durable) as new, new.open("x", encoding="utf-8", newline="") as file:
         file.write(text)
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Return JSON by the standard, which has no infinite or undefined numbers: they are refused."""
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError as error:
+        raise PfedfdaError(f"The results cannot be written as JSON ({error}).") from error
 
 
 class FolderLock:

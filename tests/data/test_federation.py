@@ -1,6 +1,13 @@
+import errno
+import hashlib
 import multiprocessing
+import os
 import pickle
+import re
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +15,7 @@ import numpy as np
 import pytest
 
 from pfedfda.data import Federation, FederationConfig, open_source, prepare, preparing
+from pfedfda.data import store as data_store
 from pfedfda.data.shift import ShiftName
 from pfedfda.errors import InputError
 from tests.conftest import write_image
@@ -137,6 +145,108 @@ def test_damaged_federation_is_made_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).images, expected)
 
 
+def change_quietly(path: Path, change: Callable[[bytearray], object]) -> None:
+    """Change a file and leave its size and its time of change as they were."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    change(content)
+    assert len(content) == before.st_size
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def swap_labels(content: bytearray) -> None:
+    labels = np.frombuffer(content, np.int64, offset=128)
+    labels[:] = labels[::-1].copy()
+
+
+def brighten_a_pixel(content: bytearray) -> None:
+    content[len(content) // 2] ^= 1
+
+
+def swap_names(content: bytearray) -> None:
+    content[:] = content.replace(b'"3"', b'"x"').replace(b'"4"', b'"3"').replace(b'"x"', b'"4"')
+
+
+@pytest.mark.parametrize("small", [0, 2**26], ids=["large", "small"])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("labels.npy", swap_labels), ("images.npy", brighten_a_pixel), ("index.json", swap_names)],
+)
+def test_quiet_changes_are_noticed_and_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: Callable[[bytearray], object],
+    small: int,
+) -> None:
+    monkeypatch.setattr(data_store, "ALWAYS_HASHED", small)
+    first = prepare(CONFIG, cache=tmp_path)
+    assert prepare(CONFIG, cache=tmp_path) == first
+    before = {path.name: path.read_bytes() for path in first.folder.iterdir()}
+    change_quietly(first.folder / name, change)
+    assert (first.folder / name).read_bytes() != before[name]
+    steps: list[str] = []
+    again = prepare(CONFIG, tmp_path, lambda step, *_: steps.append(step))
+    assert (again.folder / name).read_bytes() == before[name]
+    assert "damaged" in steps[0]
+
+
+def test_large_files_are_hashed_once_for_each_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    real = data_store.file_hash
+    monkeypatch.setattr(
+        data_store, "file_hash", lambda path: hashed.append(path.name) or real(path)
+    )
+    images = prepare(CONFIG, cache=tmp_path).folder / "images.npy"
+    monkeypatch.setattr(data_store, "ALWAYS_HASHED", images.stat().st_size - 1)
+    for expected in (1, 0, 0):
+        hashed.clear()
+        prepare(CONFIG, cache=tmp_path)
+        assert hashed.count("images.npy") == expected
+        assert hashed.count("labels.npy") == 1
+    images.touch()
+    hashed.clear()
+    prepare(CONFIG, cache=tmp_path)
+    assert hashed.count("images.npy") == 1
+
+
+def test_hashes_are_as_other_programs_compute_them(tmp_path: Path) -> None:
+    folder = prepare(CONFIG, cache=tmp_path).folder
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    expected = [
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}"
+        for name in ("images.npy", "index.json", "labels.npy")
+    ]
+    assert lines == expected
+
+
+def test_a_federation_without_hashes_is_made_again(tmp_path: Path) -> None:
+    folder = prepare(CONFIG, cache=tmp_path).folder
+    for content in (None, "", "no hash\n"):
+        path = folder / "SHA256SUMS"
+        path.unlink() if content is None else path.write_text(content)
+        assert not data_store.is_intact(folder)
+        prepare(CONFIG, cache=tmp_path)
+        assert data_store.is_intact(folder)
+
+
+def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
+    """The same images from another place have the same; any other image or label has another."""
+    source = open_source("digits").load()
+    prints = []
+    for name, change in (("a", 0), ("b", 0), ("c", 1)):
+        images = source.images.copy()
+        images[900, 0, 0] += change
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=source.labels)
+        config = replace(CONFIG, source=str(tmp_path / f"{name}.npz"))
+        prints.append(prepare(config, cache=tmp_path).fingerprint)
+    assert prints[0] == prints[1] != prints[2]
+
+
 def _prepare_at(moment: float, cache: Path) -> None:
     time.sleep(max(moment - time.time(), 0))
     prepare(CONFIG, cache=cache)
@@ -168,6 +278,55 @@ def test_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="No space left on device.*PFEDFDA_CACHE"):
         prepare(CONFIG, cache=tmp_path)
     assert list((tmp_path / "federations").iterdir()) == []
+
+
+@pytest.mark.parametrize("without", ["posix_fallocate", None])
+def test_a_full_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str | None
+) -> None:
+    """Whether the system can reserve space or not."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if without:
+        monkeypatch.delattr(os, without)
+        monkeypatch.setattr(preparing, "_write_at", full)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(InputError, match="No space left on device.*PFEDFDA_CACHE"):
+        prepare(CONFIG, cache=tmp_path)
+    assert list((tmp_path / "federations").iterdir()) == []
+
+
+@pytest.fixture(params=[1_000_000, 1_417_216], ids=["images", "labels"])
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system that does not hold the digits' images, or nothing else."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a file system can be mounted by root on Linux only")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_is_one_sentence(small_disk: Path) -> None:
+    """In a process of its own: writing to a mapped file on a full disk is a deadly signal."""
+    program = (
+        "import sys, pathlib; from pfedfda import FederationConfig, InputError, prepare\n"
+        "try: prepare(FederationConfig(), pathlib.Path(sys.argv[1]))\n"
+        "except InputError as error: print(error)"
+    )
+    command = [sys.executable, "-c", program, str(small_disk)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done
+    assert re.fullmatch(
+        r"The data cannot be written to the cache .* free some space.*\n", done.stdout
+    )
+    assert list((small_disk / "federations").iterdir()) == []
 
 
 def test_federation_travels_as_its_folder(tiny: Federation) -> None:

@@ -84,6 +84,17 @@ def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.class_names == second.class_names
 
 
+def test_a_decoded_dataset_with_a_changed_byte_is_decoded_again(tmp_path: Path) -> None:
+    write_repository(tmp_path)
+    source = open_source("hub:somebody/shapes", data_dir=tmp_path)
+    source.load()
+    (path,) = default_cache().glob("sources/*/images.npy")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    np.testing.assert_array_equal(source.load().images, IMAGES)
+
+
 def test_plain_integer_labels_need_no_names(tmp_path: Path) -> None:
     write_repository(tmp_path, label=datasets.Value("int64"))
     with pytest.raises(InputError, match="no column of labels"):

@@ -47,11 +47,52 @@ def test_training_and_test_images_get_the_same_corruption(tmp_path: Path) -> Non
             continue
         name = shifted.attributes["corruption"][client]
         severity = shifted.attributes["severity"][client]
+        for images, got, end in (
+            (before.train_images, after.train_images, ()),
+            (before.test_images, after.test_images, ("test",)),
+        ):
+            random = numpy_generator("shift", CONFIG.partition_seed, client, *end)
+            np.testing.assert_array_equal(got, corrupt(images, name, severity, random))
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.25])
+def test_corrupted_test_images_do_not_depend_on_the_share_of_training_images(
+    tmp_path: Path, share: float
+) -> None:
+    config = FederationConfig(clients=20, partition="iid", shift="paper")  # all ten corruptions
+    whole = prepare(config, cache=tmp_path)
+    part = prepare(replace(config, train_fraction=share), cache=tmp_path)
+    for client in range(20):
+        more, less = whole.client(client), part.client(client)
+        np.testing.assert_array_equal(less.test_images, more.test_images)
+        kept = len(less.train_labels)
+        np.testing.assert_array_equal(less.train_images, more.train_images[:kept])
+
+
+def test_version_1_corrupts_all_images_of_a_client_from_one_stream(tmp_path: Path) -> None:
+    """The federations of old records can still be made."""
+    config = replace(CONFIG, shift="paper", shift_version=1, train_fraction=0.5)
+    plain = prepare(replace(config, shift="none"), cache=tmp_path)
+    old, new = (prepare(replace(config, shift_version=v), cache=tmp_path) for v in (1, 2))
+    assert old != new
+    for client in range(6):
+        before, after = plain.client(client), old.client(client)
+        name, severity = (old.attributes[what][client] for what in ("corruption", "severity"))
         both = np.concatenate([before.train_images, before.test_images])
         random = numpy_generator("shift", CONFIG.partition_seed, client)
-        expected = corrupt(both, name, severity, random)
         got = np.concatenate([after.train_images, after.test_images])
-        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(got, corrupt(both, name, severity, random))
+        np.testing.assert_array_equal(after.train_images, new.client(client).train_images)
+
+
+def test_the_version_makes_no_difference_without_corrupted_test_images(tmp_path: Path) -> None:
+    plain = [prepare(replace(CONFIG, shift_version=v), cache=tmp_path) for v in (1, 2)]
+    assert plain[0] == plain[1]
+    validation = replace(CONFIG, shift="paper", validation_share=0.2)
+    first, second = (prepare(replace(validation, shift_version=v), tmp_path) for v in (1, 2))
+    np.testing.assert_array_equal(first.images, second.images)
+    with pytest.raises(InputError, match="shift-version is 3; it must be 1 or 2"):
+        replace(CONFIG, shift_version=3)
 
 
 def test_same_seed_same_bytes(tmp_path: Path) -> None:

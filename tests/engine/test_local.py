@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from pfedfda.data import Federation
+from pfedfda.data import CORRUPTIONS, Federation, FederationConfig, prepare
+from pfedfda.data.shift import Shift
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Outcome
 from pfedfda.engine import local as local_engine
 from pfedfda.errors import InputError, RunStoppedError
 from pfedfda.methods import Client, Personal, Task, Tensors, TrainingConfig, Update
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.local import Local
-from pfedfda.models import ModelConfig
+from pfedfda.models import ModelConfig, model_tensors
 
 
 @pytest.fixture
@@ -47,6 +48,16 @@ class Scripted(FedAvg):
                 if mark:
                     mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+        if self.script.startswith("stop") and client.client_id == 3:
+            mark = Path(self.script.removeprefix("stop once ")) if "once" in self.script else None
+            if mark is None or not mark.exists():
+                if mark:
+                    mark.touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+        if self.script == "busy" and client.client_id == 3:
+            end = time.process_time() + 2
+            while time.process_time() < end:
+                pass
         if self.script == "infinite state":
             kept = torch.tensor([1.0 if client.client_id != 3 else float("inf")])
             client.state = {"kept": kept}
@@ -54,6 +65,22 @@ class Scripted(FedAvg):
             raise ZeroDivisionError("one over nothing")
         if self.script == "slow first" and client.client_id == 0:
             time.sleep(0.3)
+        if self.script == "own weights":  # what the scratch model holds, and something left in it
+            start = model_tensors(client.model)
+            flags = [float(p.requires_grad and p.grad is None) for p in client.model.parameters()]
+            for parameter in client.model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+                parameter.requires_grad_(False).add_(client.client_id + 1)
+            return Update(start | {"flags": torch.tensor(flags)}, 1.0)
+        if self.script == "transposed":
+            return Update({"w": torch.ones(2, 3).T}, 1.0)
+        if self.script == "shared":
+            w = torch.ones(3)
+            return Update({"v": w[:2], "w": w}, 1.0)
+        if self.script == "list":
+            return Update({"w": [1.0]}, 1.0)  # type: ignore[dict-item]
+        if self.script == "transposed state":
+            client.state = {"w": torch.ones(2, 3).T}
         if self.script == "threads":
             return Update({"threads": torch.tensor([torch.get_num_threads()])}, 1.0)
         return Update({"id": torch.tensor([float(client.client_id)])}, 1.0)
@@ -99,6 +126,23 @@ def test_order_is_largest_first_whoever_is_quicker(
         updates = run(engine, "slow first", ClientStates(tmp_path))
         assert [u.client_id for u in updates] == [1, 3, 4, 0, 2, 5]
         assert [u.tensors["id"].item() for u in updates] == [1, 3, 4, 0, 2, 5]
+
+
+def test_noise_of_new_clients_does_not_depend_on_the_share_of_training_images(
+    tiny_config: FederationConfig, task: Task, tmp_path: Path
+) -> None:
+    """FedAvg makes no use of a new client's training images, so its loss must be the same."""
+    losses = []
+    for share in (1.0, 0.5):
+        federation = prepare(replace(tiny_config, train_fraction=share))
+        with LocalEngine(federation, task, EngineConfig(workers=0)) as engine:
+            state, states = task.initial_tensors(), ClientStates(tmp_path)
+            for corruption in CORRUPTIONS:
+                shift = Shift(corruption, 3)
+                outcomes = list(engine.evaluate(FedAvg(), state, range(6), 1, states, shift))
+                losses.append([outcome.loss for outcome in outcomes])
+    half = len(CORRUPTIONS)
+    assert losses[:half] == losses[half:]
 
 
 def test_work_is_spread_over_persistent_processes(
@@ -163,6 +207,60 @@ def test_a_busy_worker_has_its_next_client_but_not_the_last_ones(
         assert given <= 4  # two are at work or done, two are in advance; two wait for the quickest
         assert max(len(worker.clients) for worker in engine._workers) <= 2
         assert len(list(outcomes)) == 5
+
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+
+
+@needs_proc
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stopped_worker_is_replaced_and_its_client_tries_again(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "LIFELESS_SECONDS", 0.5)
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        script = f"stop once {tmp_path / 'stopped'}"
+        assert len(run(engine, script, ClientStates(tmp_path))) == 6
+        assert (tmp_path / "stopped").exists()
+        # A client at which every worker stops is given up.
+        outcomes = train(engine, "stop", ClientStates(tmp_path))
+        assert [o.client_id for o in outcomes if o.failure] == [3]
+        failure = next(o.failure for o in outcomes if o.failure)
+        assert failure == "its worker process did nothing for 0.5 s, 2 times"
+        assert len(run(engine, "echo", ClientStates(tmp_path))) == 6
+        processes = [w.process for w in engine._workers]
+    assert not any(process.is_alive() for process in processes)
+
+
+@needs_proc
+@pytest.mark.timeout(60)
+def test_a_worker_that_was_stopped_while_idle_is_replaced(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rounds pass in which it is not needed."""
+    monkeypatch.setattr(local_engine, "LIFELESS_SECONDS", 0.5)
+    states = ClientStates(tmp_path / ("long " * 40))
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        run(engine, "echo", states)
+        pid = engine._workers[1].process.pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        for number in range(500):
+            assert len(list(engine.train(Scripted(), {}, [0], number + 1, states))) == 1
+        assert len(run(engine, "echo", states)) == 6
+        assert engine._workers[1].process.pid != pid
+
+
+@needs_proc
+def test_a_worker_that_computes_for_long_is_waited_for(
+    tiny: Federation, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "LIFELESS_SECONDS", 0.5)
+    with LocalEngine(tiny, task, EngineConfig(workers=2)) as engine:
+        run(engine, "echo", ClientStates(tmp_path))
+        pids = [worker.process.pid for worker in engine._workers]
+        assert len(run(engine, "busy", ClientStates(tmp_path))) == 6
+        assert [worker.process.pid for worker in engine._workers] == pids
 
 
 def test_idle_worker_that_died_is_replaced(tiny: Federation, task: Task, tmp_path: Path) -> None:
@@ -394,3 +492,37 @@ def test_memory_is_kept_for_the_next_step() -> None:
         assert mallinfo().arena == grown
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_client_sees_what_another_left_in_the_model(
+    tiny: Federation, task: Task, tmp_path: Path, workers: int
+) -> None:
+    """A method that forgets to load weights gives the same results for any number of workers."""
+    method, initial = Scripted(script="own weights"), task.initial_tensors()
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        states = ClientStates(tmp_path)
+        outcomes = list(engine.train(method, initial, range(len(tiny)), 1, states))
+    assert len(outcomes) == len(tiny)
+    for outcome in outcomes:
+        assert outcome.update is not None
+        held = dict(outcome.update.tensors)
+        assert held.pop("flags").all()
+        assert held.keys() == initial.keys()
+        assert all(torch.equal(held[name], initial[name]) for name in initial)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("script", ["transposed", "shared", "list", "transposed state"])
+def test_tensors_that_no_file_can_hold_are_the_fault_of_the_client(
+    tiny: Federation, task: Task, tmp_path: Path, script: str, workers: int
+) -> None:
+    """They are named, whatever the number of workers, and no worker ends because of them."""
+    with LocalEngine(tiny, task, EngineConfig(workers=workers)) as engine:
+        states = ClientStates(tmp_path)
+        outcomes = list(engine.train(Scripted(script=script), {}, range(3), 1, states))
+    assert len(outcomes) == 3
+    for outcome in outcomes:
+        assert outcome.failure is not None
+        assert "tensor w" in outcome.failure
+        assert "model_tensors" in outcome.failure

@@ -1,7 +1,8 @@
 """Clients that fail, and updates that must not count."""
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,11 +10,22 @@ import pytest
 import torch
 
 from pfedfda import FederationConfig, InputError, RunResult, RunStoppedError, load_run, run
+from pfedfda.errors import DivergedRunError
 from pfedfda.experiment import rounds
 from pfedfda.experiment.checks import fault_of
-from pfedfda.methods import Client, Personal, Tensors, Update, all_methods
+from pfedfda.gaussian import pack_symmetric, unpack_symmetric
+from pfedfda.methods import (
+    Client,
+    Personal,
+    Tensors,
+    Update,
+    all_methods,
+    cross_entropy,
+    sgd,
+)
 from pfedfda.methods.ditto import Ditto
 from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.pfedfda import PFedFDA
 from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
@@ -78,19 +90,199 @@ def test_poisoned_updates_are_as_if_their_clients_were_not_there(
     assert abs(poisoned.mean_accuracy - without.mean_accuracy) < 0.05
 
 
+@dataclass(frozen=True)
+class Lying(PFedFDA):
+    """pFedFDA with a client that sends what cannot be."""
+
+    name: ClassVar[str] = "lying"
+    lie: str = ""
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        update = super().train(client, message)
+        return told(update, self.lie) if client.client_id == LIAR else update
+
+
+LIAR = 2
+LIES = {
+    "huge loss": "its train_loss is 1.7e+308",
+    "infinite loss": "its train_loss is not finite",
+    "strange loss": "its train_loss is 'much'",
+    "strange name": "a number called 'a,b'",
+    "many names": "21 numbers",
+    "huge weight": "its weight is 1.7e+308; it must be above 0 and at most 8",
+    "larger weight": "its weight is 9; it must be above 0 and at most 8",
+    "negative count": "its class counts range from -3",
+    "half a count": "its class counts are not whole numbers",
+    "more counts": "its class counts sum to 9, and its weight is 8",
+    "negative variance": "its covariance is not positive semi-definite",
+    "indefinite": "its covariance is not positive semi-definite",
+}
+
+
+def told(update: Update, lie: str) -> Update:
+    tensors, weight = dict(update.tensors), update.weight
+    metrics: dict[str, Any] = dict(update.metrics)
+    if lie.endswith("loss"):
+        values: dict[str, Any] = {"huge": 1.7e308, "infinite": float("inf"), "strange": "much"}
+        metrics["train_loss"] = values[lie.split()[0]]
+    elif lie == "strange name":
+        metrics["a,b"] = 1.0
+    elif lie == "many names":
+        metrics |= {f"number_{n}": 1.0 for n in range(20)}
+    elif lie.endswith("weight"):
+        weight = 1.7e308 if "huge" in lie else 9
+    elif "count" in lie:
+        first = {"negative count": [-3.0, 3.0], "half a count": [0.5, -0.5], "more counts": [1, 0]}
+        counts = tensors["counts"].clone()
+        counts[:2] += torch.tensor(first[lie]) - (counts[0] if "negative" in lie else 0)
+        if lie == "half a count":
+            counts = counts.abs()
+        tensors["counts"] = counts
+    else:
+        covariance = unpack_symmetric(tensors["covariance"]).clone()
+        if lie == "negative variance":
+            covariance[3, 3] = -100.0
+        else:  # a correlation above 1
+            covariance[3, 4] = covariance[4, 3] = 2 * covariance[3, 3].maximum(covariance[4, 4])
+        tensors["covariance"] = pack_symmetric(covariance)
+    return Update(tensors, weight, metrics)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_client_that_lies_is_named_and_nothing_else_changes(
+    lie: str, tiny_config: FederationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"rounds": 2, "participation": 1.0, "workers": 0, "quiet": True}
+    result = run(Lying(lie=lie), tiny_config, output=tmp_path / "lying", **settings)
+    assert result.summary["status"] == "complete"
+    assert {(f["client"], f["step"], f["round"]) for f in failures(result)} == {
+        (LIAR, "train", 1), (LIAR, "train", 2),
+    }  # fmt: skip
+    assert all(LIES[lie] in f["reason"] for f in failures(result))
+    draw = rounds.draw_participants
+    monkeypatch.setattr(
+        rounds, "draw_participants", lambda *args: [c for c in draw(*args) if c != LIAR]
+    )
+    without = run("pfedfda", tiny_config, output=tmp_path / "without", **settings)
+    assert same(final_state(result.folder), final_state(without.folder))
+    assert result.metrics[-1]["train_loss"] == without.metrics[-1]["train_loss"]
+
+
+@dataclass(frozen=True)
+class Diverging(FedAvg):
+    """FedAvg whose training diverges at some clients."""
+
+    name: ClassVar[str] = "diverging"
+    clients: tuple[int, ...] = ()
+    step: str = "train"
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        return super().train(self._steep(client, "train"), message)
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        personal = super().personalize(client, message)
+        if client.client_id in self.clients and self.step == "evaluate":
+            sgd(
+                self._steep(client, "evaluate"),
+                client.model.parameters(),
+                cross_entropy(client.model),
+            )
+        return personal
+
+    def _steep(self, client: Client, step: str) -> Client:
+        if client.client_id not in self.clients or step != self.step:
+            return client
+        training = replace(client.task.training, lr=1e30)
+        return replace(client, task=replace(client.task, training=training))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", ["train", "evaluate"])
+def test_training_that_diverges_at_one_client_leaves_that_client_out(
+    step: str, workers: int, tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    settings = {"rounds": 2, "participation": 1.0, "batch_size": 2, "quiet": True}
+    method = Diverging(clients=(4,), step=step)
+    result = run(method, tiny_config, output=tmp_path, workers=workers, **settings)
+    left_out = failures(result)
+    assert {(f["client"], f["step"]) for f in left_out} == {(4, step)}
+    assert {f["reason"] for f in left_out} == {"its training loss is not finite"}
+    assert result.summary["status"] == "complete"
+
+
+@pytest.mark.parametrize("clients", [(0, 1, 2, 3), tuple(range(6))])
+def test_training_that_diverges_at_most_clients_ends_the_run(
+    clients: tuple[int, ...], tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    """At once, since nothing will be better in later rounds."""
+    settings = {"participation": 1.0, "batch_size": 2, "workers": 0, "quiet": True}
+    with pytest.raises(
+        DivergedRunError, match=r"diverged.*of 6 clients.*client \d: .*smaller --lr.* 0 of 9"
+    ):
+        run(Diverging(clients=clients), tiny_config, rounds=9, output=tmp_path, **settings)
+
+
+def test_evaluation_that_diverges_everywhere_is_said_plainly(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    method = Diverging(clients=tuple(range(6)), step="evaluate")
+    with pytest.raises(DivergedRunError, match="no client could be evaluated.*smaller --lr"):
+        run(method, tiny_config, rounds=1, batch_size=2, workers=0, output=tmp_path, quiet=True)
+
+
+@dataclass(frozen=True)
+class Reporting(FedAvg):
+    """FedAvg whose third client reports a number about its model."""
+
+    name: ClassVar[str] = "reporting"
+    number: str = ""
+    value: float = 1.0
+    logit: float = 0.0
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        model = super().personalize(client, message).model
+        if client.client_id != LIAR:
+            return Personal(model)
+        with torch.no_grad():
+            model.head.bias += self.logit  # type: ignore[union-attr, operator]
+        return Personal(model, {self.number: self.value} if self.number else {})
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Reporting(number="accuracy"), "'accuracy', which is another column"),
+        (Reporting(number="corruption"), "'corruption', which is another column"),
+        (Reporting(number="beta", value=float("inf")), "its beta is not finite"),
+        (Reporting(logit=float("nan")), "its test loss is not finite"),
+        (Reporting(logit=float("inf")), "its test loss is not finite"),
+    ],
+)
+def test_what_cannot_stand_in_the_results_is_left_out(
+    method: Reporting, said: str, tmp_path: Path
+) -> None:
+    federation = FederationConfig(clients=6, alpha=5.0, shift="paper", train_fraction=0.2)
+    result = run(method, federation, rounds=1, workers=0, output=tmp_path, quiet=True)
+    (line,) = failures(result)
+    assert (line["client"], line["step"]) == (LIAR, "evaluate")
+    assert said in line["reason"]
+    assert result.summary["evaluated_clients"] == 5
+    assert math.isfinite(result.summary["test_loss"])
+
+
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
     method = all_methods()[name]()
     state = method.init(TASK)
     update = method.train(make_client([0, 1, 1, 2, 0, 1, 2, 2, 0]), method.message(state, 0))
-    assert fault_of(update, method, state, 1e6) is None
-    for weight in (0.0, -1.0, float("nan"), float("inf"), "1", None):
-        assert "weight" in str(fault_of(Update(update.tensors, weight), method, state, 1e6))  # type: ignore[arg-type]
+    assert fault_of(update, method, state, 1e6, 9) is None
+    for weight in (0.0, -1.0, 9.5, 10**400, float("nan"), float("inf"), "1", None):
+        assert "weight" in str(fault_of(Update(update.tensors, weight), method, state, 1e6, 9))  # type: ignore[arg-type]
     extra = update.tensors | {"extra": torch.zeros(1)}
-    assert "'extra'" in str(fault_of(Update(extra, 1.0), method, state, 1e6))
+    assert "'extra'" in str(fault_of(Update(extra, 9), method, state, 1e6, 9))
     for tensor in update.tensors:  # whichever tensor it is
         rest = {n: t for n, t in update.tensors.items() if n != tensor}
-        assert f"{tensor} is missing" in str(fault_of(Update(rest, 1.0), method, state, 1e6))
+        assert f"{tensor} is missing" in str(fault_of(Update(rest, 9), method, state, 1e6, 9))
         like = update.tensors[tensor]
         for bad, words in {
             like.double(): "float64",
@@ -98,7 +290,7 @@ def test_every_method_is_checked_and_its_own_updates_pass(name: str) -> None:
             torch.full_like(like, float("nan")): "not finite",
             torch.full_like(like, 1e30): "norm",
         }.items():
-            fault = fault_of(Update(rest | {tensor: bad}, 1.0), method, state, 1e6)
+            fault = fault_of(Update(rest | {tensor: bad}, 9), method, state, 1e6, 9)
             assert fault is not None
             assert tensor in fault
             assert words in fault

@@ -92,6 +92,22 @@ def test_what_a_run_leaves(tiny_config: FederationConfig, tmp_path: Path) -> Non
     assert load_run(result.folder) == result
 
 
+@dataclass(frozen=True)
+class Unbounded(FedAvg):
+    """FedAvg with a hyper-parameter that is infinite."""
+
+    name: ClassVar[str] = "unbounded"
+    bound: float = float("inf")
+
+
+def test_an_infinite_hyper_parameter_leaves_plain_json(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    result = run(Unbounded(), tiny_config, rounds=1, workers=0, output=tmp_path, quiet=True)
+    manifest = (result.folder / "checkpoint" / "manifest.json").read_text()
+    assert json.loads(manifest)["about"]["hyperparameters"] == {"bound": "inf"}
+
+
 def test_config_of_a_run_gives_the_run_again(tiny_config: FederationConfig, tmp_path: Path) -> None:
     first = run(
         FedAvgFT(fine_tune_epochs=2), tiny_config, rounds=2, workers=0, output=tmp_path, quiet=True

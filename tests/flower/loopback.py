@@ -46,6 +46,20 @@ def free_port() -> int:
         return port
 
 
+def make_certificates(folder: Path) -> None:
+    """Make an authority and a certificate for a server on loopback, as docs/deploy.md does."""
+    names = "subjectAltName=IP:127.0.0.1,IP:127.0.0.2,DNS:superlink"
+    for command in (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -days 2 "
+        "-subj /CN=ca -keyout ca.key -out ca.crt",
+        "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=superlink "
+        f"-addext {names} -keyout superlink.key -out superlink.csr",
+        "openssl x509 -req -in superlink.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 "
+        "-copy_extensions copy -out superlink.crt",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
+
 class Loopback:
     """Starts and ends the processes of a federation.
 
@@ -70,24 +84,13 @@ class Loopback:
         """Names every address outside this machine that a process has turned to."""
         (folder / "audit").mkdir()
         (folder / "audit" / "sitecustomize.py").write_text(AUDIT.format(path=str(self.outside)))
-        self._make_certificates()
+        make_certificates(folder)
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\n'
             f'address = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{folder / "ca.crt"}"\n'
         )
-
-    def _make_certificates(self) -> None:
-        for command in (
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -days 2 "
-            "-subj /CN=ca -keyout ca.key -out ca.crt",
-            "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-384 -nodes -subj /CN=link "
-            "-addext subjectAltName=IP:127.0.0.1 -keyout link.key -out link.csr",
-            "openssl x509 -req -in link.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 "
-            "-copy_extensions copy -out link.crt",
-        ):
-            subprocess.run(command.split(), cwd=self.folder, check=True, capture_output=True)
 
     def make_key(self, name: str) -> Path:
         key = self.folder / name
@@ -111,8 +114,8 @@ class Loopback:
             "link",
             "flower-superlink",
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "link.crt"),
-            *("--ssl-keyfile", "link.key", "--enable-supernode-auth", "--database", "link.db"),
+            *("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "superlink.crt"),
+            *("--ssl-keyfile", "superlink.key", "--enable-supernode-auth", "--database", "link.db"),
         )
         self.wait_for(self._answers, "the SuperLink answers")
 

@@ -150,7 +150,7 @@ LIES = {
     "instead of": swap(lambda t: {name: x.double() for name, x in t.items()}),
     "holds no tensors": replaced(lambda r: RecordDict({"metrics": r.content["metrics"]})),
     "holds no metrics": replaced(lambda r: RecordDict({"arrays": r.content["arrays"]})),
-    "its weight": replaced(
+    "'weight' is not finite": replaced(
         lambda r: RecordDict(
             {"arrays": r.content["arrays"], "metrics": MetricRecord({"weight": float("nan")})}
         )
@@ -177,28 +177,142 @@ def test_a_site_that_sends_rubbish_is_left_out_and_named(said: str, tmp_path: Pa
     assert result.summary["status"] == "complete"
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {"correct": 9.0, "tested": 3.0, "loss": 0.0},
-        {"correct": 1.0, "tested": 3.0},
-        {"tested": 0.0},
-    ],
-)
-def test_a_test_result_that_cannot_be_is_left_out(
-    numbers: dict[str, float], tmp_path: Path
-) -> None:
+def with_numbers(step: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return what a site does that reports other numbers than it has found."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != step:
+            return reply
+        content = reply.content
+        content["metrics"] = MetricRecord(change(dict(content.metric_records["metrics"])))
+        return Message(content, reply_to=message)
+
+    return tamper
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def assert_plain_files(folder: Path) -> None:
+    """Every JSON file is one by the standard, and no table has a column twice."""
+    for path in folder.rglob("*.json*"):
+        for text in (
+            path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        ):
+            json.loads(text, parse_constant=refuse_constant)
+    columns = (folder / "clients.csv").read_text().splitlines()[0].split(",")
+    assert len(set(columns)) == len(columns) < 20
+
+
+SAID_OF_UPDATES = {
+    "its weight is 1000; it must be above 0 and at most": {"weight": 1000.0},
+    "its weight is 1.7e+308; it must": {"weight": 1.7e308},
+    "its train_loss is 1.7e+308": {"metric.train_loss": 1.7e308},
+    "'metric.train_loss' is not finite": {"metric.train_loss": float("inf")},
+    "21 numbers": {f"metric.number_{n}": 1.0 for n in range(20)},
+    "'a,b', which is not a plain name": {"metric.a,b": 1.0},
+    "its seconds for 'network' are 1.7e+308": {"seconds.network": 1.7e308},
+    "its seconds for 'less' are -1": {"seconds.less": -1.0},
+    "'a b', which is not a plain name": {"seconds.a b": 1.0},
+}
+
+
+@pytest.mark.parametrize("said", SAID_OF_UPDATES)
+def test_a_site_that_lies_in_numbers_is_left_out_and_named(said: str, tmp_path: Path) -> None:
     grid = three_sites(tmp_path)
-    grid.tamper[2] = lambda message, reply: (
-        Message(pack(metrics=numbers), reply_to=message)
-        if message.metadata.message_type == "evaluate"
-        else reply
+    grid.tamper[2] = with_numbers("train", lambda found: found | SAID_OF_UPDATES[said])
+    result = go(grid, tmp_path, rounds=2)
+    assert result.summary["status"] == "complete"
+    lines = failures(result.folder)
+    assert [(line["step"], line["name"]) for line in lines] == [("train", "kaunas")] * 2
+    assert all(said in line["reason"] for line in lines)
+    assert_plain_files(result.folder)
+
+
+SAID_OF_TESTS: dict[str, dict[str, Any]] = {
+    "9 of 3 test samples as correct": {"correct": 9.0, "tested": 3.0},
+    "of 1000 test samples as correct, and has": {"correct": 700.0, "tested": 1000.0},
+    "-1 of 3 test samples": {"correct": -1.0, "tested": 3.0},
+    "0 of 0 test samples": {"correct": 0.0, "tested": 0.0},
+    "its test result cannot be read": {"correct": 1.5},
+    "'loss' is not finite": {"loss": float("inf")},
+    "'metric.beta' is not finite": {"metric.beta": float("nan")},
+    "its test loss is 1.7e+308": {"loss": 1.7e308},
+    "its test loss is -3": {"loss": -3.0},
+    "'accuracy', which is another column": {"metric.accuracy": 1.0},
+    "'client', which is another column": {"metric.client": 7.0},
+    "'corruption', which is another column": {"metric.corruption": 7.0},
+    "'=HYPERLINK()', which is not a plain name": {"metric.=HYPERLINK()": 1.0},
+    "25 numbers": {f"metric.number_{n}": 1.0 for n in range(25)},
+}
+
+
+@pytest.mark.parametrize("said", SAID_OF_TESTS)
+def test_a_test_result_that_cannot_be_is_left_out(said: str, tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    grid.tamper[2] = with_numbers("evaluate", lambda found: found | SAID_OF_TESTS[said])
+    result = go(grid, tmp_path, rounds=1, shift="paper")
+    (line,) = failures(result.folder)
+    assert (line["step"], line["name"]) == ("evaluate", "kaunas")
+    assert said in line["reason"]
+    assert result.summary["evaluated_clients"] == 2
+    assert_plain_files(result.folder)
+
+
+@pytest.mark.parametrize("missing", ["correct", "tested", "loss"])
+def test_a_test_result_with_a_gap_is_left_out(missing: str, tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    grid.tamper[2] = with_numbers(
+        "evaluate", lambda found: {name: v for name, v in found.items() if name != missing}
     )
     result = go(grid, tmp_path, rounds=1)
     assert [(line["step"], line["name"]) for line in failures(result.folder)] == [
         ("evaluate", "kaunas")
     ]
     assert result.summary["evaluated_clients"] == 2
+
+
+def test_seconds_of_ever_new_names_do_not_pile_up(tmp_path: Path) -> None:
+    grid = three_sites(tmp_path)
+    names = (f"seconds.name_{n}" for n in range(10**6))
+    grid.tamper[2] = with_numbers(
+        "train", lambda found: {next(names): 0.1 for _ in range(15)} | found
+    )
+    result = go(grid, tmp_path, rounds=9)
+    assert len(result.summary["seconds"]["clients"]) <= 100
+    assert result.summary["seconds"]["clients"]["network"] > 0
+
+
+@pytest.mark.parametrize("lie", ["covariance", "counts"])
+def test_a_site_cannot_poison_the_gaussians(lie: str, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tensors | {lie: -tensors[lie]}
+
+    grid = three_sites(tmp_path)
+    grid.tamper[2] = only_updates(swap(spoil))
+    result = go(grid, tmp_path, method="pfedfda", rounds=2)
+    lines = failures(result.folder)
+    assert [(line["round"], line["name"]) for line in lines] == [(1, "kaunas"), (2, "kaunas")]
+    assert all(lie in line["reason"] for line in lines)
+
+
+def test_training_that_diverges_at_a_site_leaves_that_site_out(tmp_path: Path) -> None:
+    """The site says so itself; the message that makes it diverge is its own doing."""
+    grid = three_sites(tmp_path)
+    real = grid.app
+
+    def steep(message: Message, context: Any) -> Message:
+        if context.node_id == 2 and message.metadata.message_type == "train":
+            message.content.config_records["settings"]["training.lr"] = 1e30
+        return real(message, context)
+
+    grid.app = steep  # type: ignore[assignment]
+    result = go(grid, tmp_path, method="fedavg", rounds=2, batch_size=2)
+    lines = failures(result.folder)
+    assert [(line["round"], line["name"]) for line in lines] == [(1, "kaunas"), (2, "kaunas")]
+    assert {line["reason"] for line in lines} == {"its training loss is not finite"}
+    assert result.summary["status"] == "complete"
 
 
 def test_silent_and_absent_sites_are_left_out_of_the_round(tmp_path: Path) -> None:
@@ -313,9 +427,12 @@ def test_too_few_sites_are_refused(tmp_path: Path) -> None:
         go(grid, tmp_path)
 
 
-def test_a_second_node_cannot_take_the_name_of_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 9])
+def test_a_second_node_cannot_take_the_name_of_the_first(number: int, tmp_path: Path) -> None:
     grid = three_sites(tmp_path)
-    grid.nodes[9] = grid.nodes[1]
+    grid.nodes[number] = grid.nodes[1]
+    seen = iter([[1, 2]])
+    grid.get_node_ids = lambda: next(seen, list(grid.nodes))  # type: ignore[method-assign]
     said: list[str] = []
 
     class Ears(Observer):
@@ -323,7 +440,53 @@ def test_a_second_node_cannot_take_the_name_of_the_first(tmp_path: Path) -> None
             said.append(text)
 
     serve(grid, read_run_config(RUN | {"output": str(tmp_path), "rounds": 1}), Ears(), poll=0.01)
-    assert "Node 9 cannot take part: the site vilnius is connected already" in said
+    assert f"Node {number} cannot take part: the site vilnius is connected already" in said
+    assert {node for node, kind in grid.asked if kind != "query"} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("number", [0, 9])
+def test_two_nodes_that_come_with_one_name_at_once_are_both_refused(
+    number: int, tmp_path: Path
+) -> None:
+    """Nobody can tell which of them is the site, least of all from their numbers."""
+    grid = three_sites(tmp_path)
+    grid.nodes[number] = grid.nodes[2]
+    said: list[str] = []
+
+    class Ears(Observer):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    settings = RUN | {"output": str(tmp_path), "rounds": 1, "min-nodes": 2}
+    result = serve(grid, read_run_config(settings), Ears(), poll=0.01)
+    both = sorted([2, number])
+    for node in both:
+        assert f"Node {node} cannot take part: 2 nodes claim to be the site kaunas" in said
+    assert {node for node, kind in grid.asked if kind != "query"} == {1, 3}
+    assert [
+        site["name"] for site in json.loads((result.folder / "roster.json").read_text())["sites"]
+    ] == ["vilnius", "klaipeda"]
+
+
+@pytest.mark.parametrize("number", [0, 9])
+def test_a_connected_site_keeps_its_name(number: int, tmp_path: Path) -> None:
+    """Also when the SuperLink loses sight of all nodes for a moment."""
+    grid = three_sites(tmp_path)
+    everybody = dict(grid.nodes)
+
+    class Flicker(Observer):
+        def say(self, text: str) -> None:
+            if "3 sites" in text or "not connected" in text:
+                grid.nodes = {**everybody, number: everybody[2]}
+
+        def progressed(self, fraction: float) -> None:
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps == 3:  # after the first round
+                grid.nodes = {}
+
+    settings = RUN | {"output": str(tmp_path), "rounds": 4}
+    serve(grid, read_run_config(settings), Flicker(), poll=0.01)
+    assert (number, "query") in grid.asked
     assert {node for node, kind in grid.asked if kind != "query"} == {1, 2, 3}
 
 

@@ -1,4 +1,4 @@
-"""``pfedfda federate init`` and the example that is the same."""
+"""``pfedfda federate init``, and the example that uses it."""
 
 import os
 import subprocess
@@ -40,10 +40,31 @@ def test_other_words_are_refused(words: list[str], capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_example_is_the_same_project() -> None:
+def test_the_example_makes_its_app_from_the_template() -> None:
+    """There is one copy of the app, which is in the package."""
     example = files(EXAMPLE)
-    del example["loopback.sh"]
-    assert example == files(TEMPLATE)
+    assert list(example) == ["loopback.sh"]
+    assert "pfedfda federate init" in example["loopback.sh"]
+
+
+def superlink_commands() -> list[str]:
+    """Every command with which our texts start a SuperLink, on one line."""
+    texts = [EXAMPLE / "loopback.sh", TEMPLATE / "README.md", EXAMPLE.parents[1] / "docs/deploy.md"]
+    lines = [
+        line.strip()
+        for text in texts
+        for line in text.read_text().replace("\\\n", " ").splitlines()
+    ]
+    return [line for line in lines if line.startswith("flower-superlink --")]
+
+
+def test_the_superlink_is_never_bound_to_a_network() -> None:
+    """Its control interface lets everybody in who reaches it."""
+    commands = superlink_commands()
+    assert len(commands) == 3
+    for command in commands:
+        assert "--host 127.0.0.1 " in command
+    assert "listen 127.0.0.1:8443 ssl;" in (TEMPLATE / "nginx.conf").read_text()
 
 
 def test_the_settings_of_the_project_are_settings_of_ours() -> None:

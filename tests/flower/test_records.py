@@ -70,6 +70,9 @@ def test_missing_records_are_refused() -> None:
             read(RecordDict())
 
 
-def test_numbers_that_are_not_finite_are_left_out() -> None:
-    numbers = {"loss": float("nan"), "beta": 0.5, "weight": float("inf")}
-    assert metrics_of(pack(metrics=numbers)) == {"beta": 0.5}
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
+    numbers = {"beta": 0.5, "weight": 3.0}
+    assert metrics_of(pack(metrics=numbers)) == numbers
+    with pytest.raises(MalformedError, match="'loss' is not finite"):
+        metrics_of(pack(metrics=numbers | {"loss": value}))

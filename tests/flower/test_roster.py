@@ -1,5 +1,6 @@
 """Who the clients of a run are, and when sites do not fit together."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,14 @@ def test_sites_that_do_not_fit_are_refused(
         {"attributes": "[1]"},
         {"attributes": '{"a": [1]}'},
         {"attributes": "x" * 10_000},
+        {"attributes": '{"ward": Infinity}'},
+        {"attributes": '{"ward": NaN}'},
+        {"attributes": '{"ward": 1e999}'},
+        {"attributes": '{"ward": "two\\nlines"}'},
+        {"attributes": '{"accuracy": 1.0}'},
+        {"attributes": '{"client": 1}'},
+        {"attributes": '{"a,b": 1}'},
+        {"attributes": json.dumps({f"a{n}": 1 for n in range(21)})},
         {"number": "one"},
     ],
 )

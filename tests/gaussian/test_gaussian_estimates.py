@@ -12,6 +12,7 @@ from pfedfda.gaussian import (
     class_priors,
     estimate_statistics,
     interpolate,
+    is_positive_semidefinite,
     merge_moments,
     nearest_positive_definite,
     pack_symmetric,
@@ -236,3 +237,29 @@ def test_bad_input_is_refused_in_one_sentence():
     refused(lambda: interpolate(other, shared, 0.5), "shape (4, 3)", "(2, 3)")
     other = GaussianStatistics(torch.zeros(2, 3), torch.eye(2))
     refused(lambda: interpolate(other, shared, 0.5), "shape (2, 2)", "(3, 3)")
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 50, 512])
+@pytest.mark.parametrize("samples", [1, 2, 30, 2000])
+def test_what_is_a_covariance_is_seen_from_its_rounded_entries(
+    dimension: int, samples: int
+) -> None:
+    """Of low rank, of features of very different scales, some constant: rounding is forgiven."""
+    generator = torch.Generator().manual_seed(dimension + samples)
+    features = torch.randn(samples, dimension, generator=generator, dtype=torch.float64)
+    features *= 10.0 ** torch.linspace(-20, 3, dimension).double()
+    features[:, ::3] = features[:, :1].clone() if samples == 30 else 7.0
+    covariance = features.T.cov().reshape(dimension, dimension) if samples > 1 else None
+    covariance = torch.zeros(dimension, dimension) if covariance is None else covariance
+    rounded = covariance.float()
+    assert is_positive_semidefinite(rounded)
+    # A correlation above 1 between any two features, constant or not, is none.
+    for first, second in [(0, 1), (1, 2), (2, 4)]:
+        if second < dimension:
+            wrong = rounded.double()
+            product = wrong[first, first] * wrong[second, second]
+            wrong[first, second] = wrong[second, first] = 1.01 * product.sqrt() + 1e-6
+            assert not is_positive_semidefinite(wrong)
+    wrong = rounded.double()
+    wrong[-1, -1] = -1e-20
+    assert not is_positive_semidefinite(wrong)

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.combination import make_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -117,6 +118,76 @@ def test_tiny_weights_are_dropped() -> None:
     np.testing.assert_allclose(weights.sum(1), 1)
 
 
+def values(class_features: np.ndarray, variances: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The objective of each client: variance plus squared bias of its combination."""
+    flat = class_features.reshape(len(class_features), -1)
+    return weights**2 @ variances + ((flat - weights @ flat) ** 2).sum(1)
+
+
+@pytest.mark.parametrize("partners", [7, 8, 1000])
+def test_enough_partners_change_no_bit(partners: int) -> None:
+    class_features, variances = random_problem(1)
+    free = combination_weights(class_features, variances, 1e-3)
+    assert np.array_equal(
+        combination_weights(class_features, variances, 1e-3, partners=partners), free
+    )
+
+
+def test_all_clients_are_partners_in_the_committed_runs() -> None:
+    assert 100 <= FedPAC().partners <= 500
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), clients=st.integers(2, 30), partners=st.integers(1, 29))
+def test_a_bounded_combination_is_one(seed: int, clients: int, partners: int) -> None:
+    class_features, variances = random_problem(seed, clients, classes=2, features=2)
+    free = combination_weights(class_features, variances)
+    bounded = combination_weights(class_features, variances, partners=partners)
+    assert (bounded >= 0).all()
+    np.testing.assert_allclose(bounded.sum(1), 1)
+    assert ((bounded > 0).sum(1) <= partners).all()
+    best, found = (values(class_features, variances, w) for w in (free, bounded))
+    alone = values(class_features, variances, np.eye(clients))
+    assert (found >= best * (1 - 1e-6)).all()
+    assert (found <= alone * (1 + 1e-6)).all()  # a client is a partner of its own
+
+
+def test_one_partner_is_oneself() -> None:
+    class_features, variances = random_problem(2)
+    assert np.array_equal(combination_weights(class_features, variances, partners=1), np.eye(7))
+
+
+def test_identical_clients_share_with_as_many_as_they_may() -> None:
+    class_features = np.repeat(np.random.default_rng(0).normal(size=(1, 3, 5)), 20, axis=0)
+    weights = combination_weights(class_features, np.full(20, 0.3), partners=8)
+    assert ((weights > 0).sum(1) == 8).all()
+    np.testing.assert_allclose(weights[weights > 0], 1 / 8, atol=1e-6)
+    assert (weights.diagonal() > 0).all()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_few_partners_suffice_on_digits(alpha: float) -> None:
+    """Far below the number of clients, the objective is the optimum over all of them."""
+    class_features, variances = make_clients(240, alpha)
+    free = combination_weights(class_features, variances)
+    bounded = combination_weights(class_features, variances, partners=100)
+    best, found = (values(class_features, variances, w) for w in (free, bounded))
+    assert (found >= best * (1 - 1e-6)).all()
+    assert (found <= best * 1.001).all()
+
+
+def test_no_problem_is_larger_than_the_number_of_partners(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def watched(matrix: np.ndarray) -> np.ndarray:
+        sizes.append(len(matrix))
+        return minimize_on_simplex(matrix)
+
+    monkeypatch.setattr("pfedfda.methods.fedpac.minimize_on_simplex", watched)
+    combination_weights(*random_problem(0, clients=50), partners=12)
+    assert max(sizes) <= 12
+
+
 def test_statistics_are_moments_of_the_features() -> None:
     client = make_client(LABELS)
     counts, means, squares = class_averages(client)
@@ -179,6 +250,14 @@ def test_each_participant_gets_its_own_combination() -> None:
         torch.testing.assert_close(message["head.weight"], expected)
 
 
+def test_with_one_partner_everybody_keeps_its_head() -> None:
+    state, updates = make_updates([0, 1, 2])
+    after = FedPAC(partners=1).aggregate(state, updates)
+    for update in updates:
+        own = FedPAC().message(after, update.client_id)["head.weight"]
+        assert torch.equal(own, update.tensors["head.weight"])
+
+
 def test_alignment_begins_when_there_are_prototypes() -> None:
     method, without = FedPAC(lam=5.0), FedPAC(lam=0.0)
     state = method.init(TASK)
@@ -192,7 +271,14 @@ def test_alignment_begins_when_there_are_prototypes() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"lam": -1.0}, {"head_epochs": -1}, {"head_lr": 0.0}, {"smallest_weight": 1.0}]
+    "fields",
+    [
+        {"lam": -1.0},
+        {"head_epochs": -1},
+        {"head_lr": 0.0},
+        {"smallest_weight": 1.0},
+        {"partners": 0},
+    ],
 )
 def test_bad_hyper_parameters(fields: dict[str, float]) -> None:
     with pytest.raises(InputError, match="must"):
@@ -295,3 +381,23 @@ def test_updates_must_name_their_client() -> None:
     state, updates = make_updates([0])
     with pytest.raises(ValueError, match="which client"):
         FedPAC().aggregate(state, [replace(updates[0], client_id=-1)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("counts", [-3.0, 6.0, 3.0, 3.0], "class counts range from -3"),
+        ("counts", [2.5, 2.5, 2.0, 2.0], "not whole numbers"),
+        ("counts", [4.0, 3.0, 2.0, 1.0], "sum to 10, and its weight is 9"),
+        ("variance", [-1.0], "its variance is -1"),
+        ("class_features", [1.0, 1.0, 1.0, 1.0], "a class of which it has no sample"),
+    ],
+)
+def test_statistics_that_cannot_be_are_a_fault(name: str, value: list[float], said: str) -> None:
+    method = FedPAC()
+    labels = [0, 1, 1, 2, 0, 1, 2, 2, 0]  # and none of class 3
+    update = method.train(make_client(labels), method.message(method.init(TASK), 0))
+    assert method.fault(update) is None
+    tensor = update.tensors[name]
+    lie = torch.tensor(value).reshape(-1, *(1 for _ in tensor.shape[1:])).expand_as(tensor)
+    assert said in str(method.fault(replace(update, tensors=update.tensors | {name: lie})))

@@ -13,8 +13,15 @@ import pytest
 
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.results import RunResult
-from pfedfda.paper.records import difference, make_record, read_records, write_record
-from pfedfda.paper.suites import Need
+from pfedfda.paper.records import (
+    difference,
+    make_record,
+    need_of,
+    read_records,
+    valid,
+    write_record,
+)
+from pfedfda.paper.suites import Need, differences
 
 ROOT = Path(__file__).parent.parent.parent
 TESTED = [3, 7, 10, 49, 1000]
@@ -97,6 +104,24 @@ def test_committed_records_are_readable() -> None:
     records = read_records(ROOT / "results")
     assert len(records) > 40
     assert not difference(records[0], records[1]).paired  # they were made without
+
+
+def test_committed_records_count_and_their_shift_is_told() -> None:
+    """They were made when training and test images were corrupted from one stream."""
+    records = read_records(ROOT / "results")
+    for record in records:
+        need = need_of(record)
+        assert record in valid(need, records)
+        told = [note for note in differences(need, record) if "shift version 1" in note]
+        assert bool(told) == (record["split"]["shift"] != "none")
+
+
+def test_new_records_have_the_new_shift(tmp_path: Path) -> None:
+    record = record_of(tmp_path / "run", [1, 5, 0, 48, 333])
+    assert record["split"]["shift_version"] == 2
+    need = need_of(record)
+    assert valid(need, [record]) == [record]
+    assert not [note for note in differences(need, record) if "shift version" in note]
 
 
 @pytest.fixture(scope="module")

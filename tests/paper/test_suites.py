@@ -1,5 +1,7 @@
 """The suites ask for what the paper has, and no more."""
 
+from dataclasses import asdict
+
 import pytest
 
 from pfedfda.errors import InputError
@@ -61,7 +63,9 @@ def test_what_differs_from_the_papers_setting_is_noted() -> None:
     ) -> list[str]:
         need = SUITES[suite].needs([method], SUITES[suite].columns[-1:])[0]
         federation = {"clients": clients, "domains": [], "frost": frost}
-        return differences(need, {"rounds": 200, "status": "complete", "federation": federation})
+        split = asdict(need.config().federation)
+        record = {"rounds": 200, "status": "complete", "federation": federation, "split": split}
+        return differences(need, record)
 
     assert notes("table1", 100, "photographs") == []
     assert notes("table1", 90) == ["90 clients instead of 100"]

@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from pfedfda import __version__
 from pfedfda.errors import InputError, InterruptedRunError, PfedfdaError, printable
+from pfedfda.version import __version__
 
 COMMANDS = {
     "run": "Run one method on a federation.",
@@ -23,8 +23,9 @@ COMMANDS = {
     "personalize": "Make a personal model for new images from a finished run.",
     "data": "Prepare a federation, print its sizes and draw what its clients hold.",
     "methods": "List the methods and their hyper-parameters.",
+    "check-method": "Check that a method of your own keeps the contract.",
     "datasets": "List the sources of images, the partitions and the paper's federations.",
-    "federate": "Begin a federation over real sites, on Flower.",
+    "federate": "Begin or check a federation over real sites, on Flower.",
 }
 """What each command does; the same as the first line of its docstring, which loads PyTorch."""
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from pfedfda.data.partition import MIN_CLIENT_SAMPLES
 from pfedfda.data.shift import ShiftName
+from pfedfda.data.store import read_hashes
 from pfedfda.errors import InputError
 
-FINGERPRINT_IMAGES = 256
 PartitionName = Literal[
     "auto", "iid", "dirichlet", "client-dirichlet", "shards", "group", "group-dirichlet"
 ]
@@ -88,6 +88,10 @@ class FederationConfig:
         corruption-severity pairs), or released (the ten pairs of the authors' program).
     shift_table
         A CSV file with the columns client, corruption, severity, in place of a named shift.
+    shift_version
+        2: training and test images are corrupted with random numbers of their own. 1: the numbers
+        of the test images follow those of the training images, so that the corrupted test images
+        depend on train-fraction; records of runs from before there was a version have this.
     partition_seed
         Determines the partition, the split, the fraction and the corruptions; 42 gives the authors'
         released partitions.
@@ -111,6 +115,7 @@ class FederationConfig:
     validation_share: float = 0.0
     shift: ShiftName = "none"
     shift_table: Path | None = None
+    shift_version: int = 2
     partition_seed: int = 42
 
     def __post_init__(self) -> None:
@@ -132,6 +137,8 @@ class FederationConfig:
             )
         if self.shift != "none" and self.shift_table is not None:
             raise InputError("Give either a shift or a shift-table, not both.")
+        if self.shift_version not in (1, 2):
+            raise InputError(f"shift-version is {self.shift_version}; it must be 1 or 2.")
         if not 0 < self.train_share < 1:
             raise InputError(f"train-share is {self.train_share}; it must lie between 0 and 1.")
         if not 0 < self.train_fraction <= 1:
@@ -218,14 +225,16 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """By which other images are noticed: who has how many, all labels, and some of the images.
+        """Content fingerprint: who has how many samples, and the hashes of images and labels.
 
-        Not the name of the folder, which holds where the source is.
+        Not the name of the folder or the index, which depend on where the source is.
         """
+        hashes = read_hashes(self.folder)
         digest = hashlib.blake2b(digest_size=16)
-        some = self.images[:: max(1, len(self.images) // FINGERPRINT_IMAGES)]
-        for array in (self.train_sizes, self.test_sizes, self.labels, some):
-            digest.update(np.ascontiguousarray(array).data)
+        for array in (self.train_sizes, self.test_sizes):
+            digest.update(array.data)
+        for name in ("images.npy", "labels.npy"):
+            digest.update(hashes[name].encode())
         return digest.hexdigest()
 
     @cached_property

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from pfedfda.data.decoding import Encoded, Progress, decode_all
 from pfedfda.data.sources import ImageSet
-from pfedfda.data.store import DAMAGED, default_cache, store
+from pfedfda.data.store import DAMAGED, default_cache, is_intact, store
 from pfedfda.errors import InputError, shown
 from pfedfda.files import expand_user
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class HubDataset:
         if kept is not None:
             return kept
         decoded = self._decode(progress)
-        store(folder, lambda place: _write(decoded, place), lambda: _read(folder) is not None)
+        store(folder, lambda place: _write(decoded, place))
         return decoded
 
     def local_copy(self) -> Path | None:
@@ -238,6 +238,8 @@ def _write(image_set: ImageSet, folder: Path) -> None:
 
 def _read(folder: Path) -> ImageSet | None:
     """Return a decoded source from the cache, None if it is not there or damaged."""
+    if not is_intact(folder):
+        return None
     try:
         names = json.loads((folder / "names.json").read_text())
         images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)

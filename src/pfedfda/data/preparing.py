@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,12 @@ from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
 from pfedfda.data.shift import Shift, assign_shift, frost_photos
 from pfedfda.data.sources import ImageSet
-from pfedfda.data.store import DAMAGED, default_cache, store
+from pfedfda.data.store import default_cache, is_intact, store
 from pfedfda.errors import InputError
-from pfedfda.files import read_text
+from pfedfda.files import read_text, reserve
 from pfedfda.seeding import numpy_generator
 
-FORMAT = 3
+FORMAT = 4
 SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
 PrepareProgress = Callable[[str, int, int], None]
 
@@ -53,6 +54,8 @@ def prepare(
     settings = {name: v for name, v in asdict(config).items() if name not in of_source}
     if not config.validation_share:  # federations from before there was validation stay valid
         del settings["validation_share"]
+    if not _is_shifted(config):
+        del settings["shift_version"]
     frost = _frost_folder(config)
     determined_by = {
         "format": FORMAT,
@@ -64,9 +67,10 @@ def prepare(
     key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
     root = cache or default_cache()
     target = root / "federations" / key
-    federation = Federation(target)
-    if is_complete(federation):
-        return federation
+    if is_intact(target):
+        return Federation(target)
+    if target.exists() and progress is not None:
+        progress("what the cache had is damaged, and is made anew", 1, 1)
 
     def report(step: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(step, done, total)
@@ -95,21 +99,26 @@ def prepare(
 
     def write(folder: Path) -> None:
         photos = frost_photos(config.data_dir) if shifts else None
-        _write_images(folder, image_set, order, index, shifts, photos, report("writing images"))
+        _write_images(
+            folder, config, image_set, order, index, shifts, photos, report("writing images")
+        )
         np.save(folder / "labels.npy", image_set.labels[order])
         (folder / "index.json").write_text(json.dumps(index))
 
-    store(target, write, lambda: is_complete(Federation(target)))
+    store(target, write)
     return Federation(target)
 
 
 def _frost_folder(config: FederationConfig) -> Path | None:
     """Return the folder with photographs of frost, if they are needed and there."""
     folder = data_folder(config.data_dir)
-    shifted = config.shift != "none" or config.shift_table is not None
-    if not shifted or folder is None or not (folder / "frost").is_dir():
+    if not _is_shifted(config) or folder is None or not (folder / "frost").is_dir():
         return None
     return folder / "frost"
+
+
+def _is_shifted(config: FederationConfig) -> bool:
+    return config.shift != "none" or config.shift_table is not None
 
 
 def _content(path: Path | None) -> str | None:
@@ -225,6 +234,7 @@ def _split(
 
 def _write_images(
     folder: Path,
+    config: FederationConfig,
     image_set: ImageSet,
     order: NDArray[np.int64],
     index: dict[str, Any],
@@ -232,45 +242,44 @@ def _write_images(
     frost_photos: list[NDArray[np.uint8]] | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Write the images client by client, corrupted where they are to be."""
+    """Write the images client by client, corrupted where they are to be.
+
+    They are not written through a map: on a full disk that ends the process without a word.
+    """
     shape = (len(order), *image_set.images.shape[1:])
-    images = np.lib.format.open_memmap(
-        folder / "images.npy", mode="w+", dtype=np.uint8, shape=shape
-    )
     sizes = np.array(index["train"]) + np.array(index["test"])
     stops = np.cumsum(sizes)
 
-    def fill(client: int) -> None:
+    def make(client: int) -> tuple[int, NDArray[np.uint8]]:
         start, stop = int(stops[client] - sizes[client]), int(stops[client])
         own = image_set.images[order[start:stop]]
         if client in shifts:
-            random = numpy_generator("shift", index["config"]["partition_seed"], client)
-            own = corrupt(own, *shifts[client], random, frost_photos)
-        images[start:stop] = own
+            # Validation images are training images, and are corrupted as such.
+            one_stream = config.shift_version == 1 or config.validation_share
+            cut = len(own) if one_stream else index["train"][client]
+            for part, use in ((own[:cut], ()), (own[cut:], ("test",))):
+                random = numpy_generator("shift", config.partition_seed, client, *use)
+                part[:] = corrupt(part, *shifts[client], random, frost_photos)
+        return start, own
 
-    with ThreadPoolExecutor() as pool:  # numpy and Pillow work outside the interpreter lock
-        for done, _ in enumerate(pool.map(fill, range(len(sizes))), start=1):
-            if progress is not None:
-                progress(done, len(sizes))
-    images.flush()
+    with (folder / "images.npy").open("wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        begin, image_bytes = file.tell(), math.prod(shape[1:])
+        reserve(file, begin + len(order) * image_bytes)
+        lock = Lock()
+
+        def fill(client: int) -> None:
+            start, own = make(client)
+            with lock:
+                _write_at(file, begin + start * image_bytes, own)
+
+        with ThreadPoolExecutor() as pool:  # numpy and Pillow work outside the interpreter lock
+            for done, _ in enumerate(pool.map(fill, range(len(sizes))), start=1):
+                if progress is not None:
+                    progress(done, len(sizes))
 
 
-def is_complete(federation: Federation) -> bool:
-    """Tell whether a prepared federation is there and its files fit each other."""
-    try:
-        index, train, test = federation.index, federation.train_sizes, federation.test_sizes
-        samples = int(train.sum() + test.sum())
-        by_client = (test, index["names"], *index["attributes"].values())
-        return (
-            index["format"] == FORMAT
-            and federation.images.dtype == np.uint8
-            and federation.images.shape == (samples, *federation.image_shape)
-            and federation.labels.dtype == np.int64
-            and federation.labels.shape == (samples,)
-            and all(len(values) == len(train) for values in by_client)
-            and len(train) > 0
-            and bool((train >= 1).all() and (test >= 1).all())
-            and 0 <= federation.labels.min() <= federation.labels.max() < len(index["class_names"])
-        )
-    except DAMAGED:
-        return False
+def _write_at(file: BinaryIO, place: int, images: NDArray[np.uint8]) -> None:
+    file.seek(place)
+    file.write(np.ascontiguousarray(images).data)

@@ -37,7 +37,7 @@ class Roster(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """By which other images are noticed; empty if they may change."""
+        """Content fingerprint of the images; empty if they may change."""
 
     def classes_held(self, client_id: int) -> int:
         """Return how many classes occur among a client's training samples."""

@@ -4,7 +4,8 @@ A pool of persistent worker processes, one compute thread each, plays the client
 state is written to shared memory once a round and mapped by every worker; the pipes carry only
 client numbers and small results. Clients are handed out largest first, so that no long one is left
 for the end, and outcomes come back in that same order, so that the server's sums do not depend on
-the number of workers. A worker that dies is replaced, and its client tries again.
+the number of workers. A worker that dies is replaced, and its client tries again; so is, on Linux,
+one that has stopped: while it computes, its processor time grows, however long a client takes.
 """
 
 import multiprocessing
@@ -51,6 +52,8 @@ SCRATCH = "pfedfda-scratch-"
 ABANDONED_SECONDS = 60.0
 MAX_WAITING_BYTES = 2**30
 TRIES = 2
+LIFELESS_SECONDS = 300.0  # for which a worker may use no processor time while we wait for it
+LOOKS = 10  # at its processor time, in these seconds
 MOST_WORKERS = 1024
 
 
@@ -123,11 +126,25 @@ class Worker:
         Our end of its pipe.
     clients
         What it was given: the client it is busy with, and perhaps the next, with their positions.
+    told
+        The broadcast that it was told last.
+    ticks, still
+        Its processor time when we last looked, and how often in a row that was no more than before.
     """
 
     process: BaseProcess
     connection: Connection
     clients: deque[tuple[int, int]] = field(default_factory=deque)
+    told: "SharedBroadcast | None" = None
+    ticks: int = -1
+    still: int = 0
+
+    def is_lifeless(self) -> bool:
+        """Look whether it has done something; tell whether it has not for too long."""
+        ticks = _processor_ticks(self.process.pid)
+        self.still = 0 if ticks is None or ticks != self.ticks else self.still + 1
+        self.ticks = -1 if ticks is None else ticks
+        return self.still >= LOOKS
 
 
 @dataclass(frozen=True)
@@ -276,7 +293,7 @@ class LocalEngine:
         theirs.close()
         return Worker(process, ours)
 
-    def _replace(self, worker: Worker, shared: SharedBroadcast) -> str:
+    def _replace(self, worker: Worker) -> str:
         """Start a process in the place of one that died; return how that one ended."""
         worker.process.join(timeout=5)
         code = worker.process.exitcode
@@ -290,7 +307,6 @@ class LocalEngine:
         del self._workers[number]
         fresh = self._start_worker(number)
         self._workers.insert(number, fresh)
-        fresh.connection.send(shared)
         return how
 
     def close(self) -> None:
@@ -355,12 +371,12 @@ class LocalEngine:
                 yield self._runner.run(kind, client_id, broadcast)
 
     def _share(self, broadcast: Broadcast) -> SharedBroadcast:
-        """Write the state where every worker can map it, and tell them."""
+        """Write the state where every worker can map it."""
         assert self._scratch is not None
         self._broadcasts += 1
         path = self._scratch / f"broadcast-{self._broadcasts}.safetensors"
         save_file(broadcast.state, path)
-        shared = SharedBroadcast(
+        return SharedBroadcast(
             broadcast.method,
             path,
             broadcast.round,
@@ -368,12 +384,6 @@ class LocalEngine:
             broadcast.shift,
             broadcast.frost,
         )
-        for worker in list(self._workers):
-            try:
-                worker.connection.send(shared)
-            except (BrokenPipeError, ConnectionResetError):
-                self._replace(worker, shared)
-        return shared
 
     def _hand_out(self, hand_out: HandOut, limit: int) -> None:
         """Give workers the next clients whose positions are below the limit.
@@ -390,16 +400,29 @@ class LocalEngine:
     def _give(self, worker: Worker, hand_out: HandOut) -> None:
         """Give a worker the next client."""
         try:
+            if worker.told is not hand_out.shared:
+                worker.connection.send(hand_out.shared)
+                worker.told = hand_out.shared
             worker.connection.send((hand_out.kind, hand_out.pending[0][1]))
             worker.clients.append(hand_out.pending.popleft())
         except (BrokenPipeError, ConnectionResetError):
             if not worker.clients:  # it died while it was idle; else we shall hear of it
-                self._replace(worker, hand_out.shared)
+                self._replace(worker)
 
     def _collect(self, hand_out: HandOut, timeout: float | None) -> None:
-        """Take the outcomes that are there; without a timeout wait for at least one."""
+        """Take the outcomes that are there; without a timeout wait, and look after the workers.
+
+        Only looks count, not the clock: if all of us are suspended for a while, nobody is late.
+        """
         busy = {w.connection: w for w in self._workers if w.clients}
-        for connection in wait(list(busy), timeout):
+        if not busy:
+            return  # all had died while they were idle, and others are in their place
+        ready = wait(list(busy), LIFELESS_SECONDS / LOOKS if timeout is None else timeout)
+        if not ready and timeout is None:
+            for worker in [w for w in busy.values() if w.is_lifeless()]:
+                worker.process.kill()  # also ends one that is stopped
+                self._mourn(worker, hand_out, f"did nothing for {LIFELESS_SECONDS:g} s")
+        for connection in ready:
             worker = busy[connection]  # type: ignore[index]
             try:
                 answer = worker.connection.recv()
@@ -409,18 +432,19 @@ class LocalEngine:
             if isinstance(answer, Exception):
                 raise answer
             worker.clients.popleft()
+            worker.still = 0
             hand_out.arrived[answer.client_id] = answer
 
-    def _mourn(self, worker: Worker, hand_out: HandOut) -> None:
+    def _mourn(self, worker: Worker, hand_out: HandOut, how: str = "") -> None:
         """Replace a worker that died and let its client try again, though not for ever."""
         (_, client_id), *rest = worker.clients
         hand_out.pending.extendleft(reversed(rest))
-        how = self._replace(worker, hand_out.shared)
+        ended = self._replace(worker)
         hand_out.deaths[client_id] += 1
         if hand_out.deaths[client_id] < TRIES:
             hand_out.pending.appendleft((-1, client_id))  # before all limits: it is waited for
         else:
-            failure = f"its worker process {how}, {TRIES} times"
+            failure = f"its worker process {how or ended}, {TRIES} times"
             hand_out.arrived[client_id] = Outcome(client_id, failure=failure)
 
     def _take(self, outcome: Outcome) -> Outcome:
@@ -453,7 +477,6 @@ def _work(
         load_method_file(file)
     with one_thread():
         runner = ClientRunner(federation, task, torch.device(device))
-        shared: SharedBroadcast | None = None
         broadcast: Broadcast | None = None
         while True:
             try:
@@ -462,17 +485,13 @@ def _work(
                 shutil.rmtree(scratch, ignore_errors=True)  # in case our parent could not
                 return
             if isinstance(order, SharedBroadcast):
-                # Mapped when the first client comes: a round with few clients may be over, and the
-                # file gone, before a worker that has nothing to do in it gets here.
-                shared, broadcast = order, None
+                state: dict[str, Tensor] = load_file(order.path)
+                broadcast = Broadcast(
+                    order.method, state, order.round, order.states, order.shift, order.frost
+                )
                 continue
             kind, client_id = order
-            if broadcast is None:
-                assert shared is not None
-                state: dict[str, Tensor] = load_file(shared.path)
-                broadcast = Broadcast(
-                    shared.method, state, shared.round, shared.states, shared.shift, shared.frost
-                )
+            assert broadcast is not None
             answer: Outcome | Exception
             try:
                 answer = _leave(runner.run(kind, client_id, broadcast), scratch)
@@ -495,6 +514,15 @@ def _leave(outcome: Outcome, scratch: Path) -> Outcome:
         return outcome
     save_file(outcome.update.tensors, _update_path(scratch, outcome.client_id))
     return replace(outcome, update=replace(outcome.update, tensors={}))
+
+
+def _processor_ticks(pid: int | None) -> int | None:
+    """Return how long a process has computed so far; None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])  # for itself, and in the system on its behalf
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _update_path(scratch: Path, client_id: int) -> Path:

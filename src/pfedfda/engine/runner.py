@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pfedfda.data import ClientData, corrupt
 from pfedfda.data.shift import Shift
 from pfedfda.engine.states import ClientStates
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import DivergedRunError, PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Update, to_input
 from pfedfda.seeding import numpy_generator, torch_generator
 
@@ -119,6 +119,7 @@ class ClientRunner:
         self.task = task
         self.device = device
         self.model = task.build_model().to(device)
+        self._initial = {name: t.clone() for name, t in self.model.state_dict().items()}
 
     def run(self, kind: JobKind, client_id: int, broadcast: Broadcast) -> Outcome:
         """Do a client's part in a round.
@@ -127,6 +128,9 @@ class ClientRunner:
         """
         try:
             return (self._train if kind == "train" else self._evaluate)(client_id, broadcast)
+        except DivergedRunError:
+            failure = "its training loss is not finite"
+            return Outcome(client_id, failure=failure, trace=traceback.format_exc())
         except PfedfdaError:
             raise
         except Exception as error:
@@ -137,6 +141,8 @@ class ClientRunner:
         client = self._client("train", client_id, broadcast)
         message = broadcast.method.message(broadcast.state, client_id)
         update = broadcast.method.train(client, message)
+        refuse_unsavable("update", update.tensors)
+        refuse_unsavable("own state", client.state)
         for name, tensor in client.state.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise FloatingPointError(f"its own tensor {name} is not finite")
@@ -171,7 +177,7 @@ class ClientRunner:
         data = self._data(client_id, broadcast)
         # The purpose is part of the generator's name: evaluating draws nothing that training sees.
         generator = torch_generator(purpose, self.task.seed, broadcast.round, client_id)
-        self.model.train()
+        self._reset_model()
         return Client(
             client_id=client_id,
             round=broadcast.round,
@@ -184,16 +190,34 @@ class ClientRunner:
             generator=generator,
         )
 
+    def _reset_model(self) -> None:
+        """Give the scratch model its initial weights again, whatever the last client left in it.
+
+        Which client was the last one depends on the number of workers. A method that forgets to
+        load something must not, so that its results do not either. It takes less than a thousandth
+        of the time of training.
+        """
+        self.model.load_state_dict(self._initial)
+        self.model.zero_grad()
+        self.model.train().requires_grad_(True)
+
     def _data(self, client_id: int, broadcast: Broadcast) -> ClientData:
-        """Return the client's images, corrupted if the broadcast says so."""
+        """Return the client's images, corrupted if the broadcast says so.
+
+        Test images have random numbers of their own: how many training images there are makes no
+        difference to them.
+        """
         data = self.federation.client(client_id)
         if broadcast.shift is None:
             return data
         name, severity = broadcast.shift
-        random = numpy_generator("new-client", self.task.seed, client_id, name)
+        train, test = (
+            numpy_generator("new-client", self.task.seed, client_id, name, *use)
+            for use in ((), ("test",))
+        )
         return data._replace(
-            train_images=corrupt(data.train_images, name, severity, random, broadcast.frost),
-            test_images=corrupt(data.test_images, name, severity, random, broadcast.frost),
+            train_images=corrupt(data.train_images, name, severity, train, broadcast.frost),
+            test_images=corrupt(data.test_images, name, severity, test, broadcast.frost),
         )
 
     def _samples(self, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Samples:
@@ -201,6 +225,27 @@ class ClientRunner:
         return Samples(
             torch.from_numpy(np.array(images)).to(self.device),
             torch.from_numpy(np.array(labels)).to(self.device),
+        )
+
+
+def refuse_unsavable(what: str, tensors: Mapping[str, object]) -> None:
+    """Raise if tensors cannot be written to a file, which is how they reach another process."""
+    storages = set()
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            fault = f"is a {type(tensor).__name__} and not a tensor"
+        elif tensor.device.type != "cpu":
+            fault = f"is on {tensor.device} and not on the CPU"
+        elif not tensor.is_contiguous():
+            fault = "is not contiguous in memory"
+        elif tensor.numel() and tensor.untyped_storage().data_ptr() in storages:
+            fault = "shares its memory with another"
+        else:
+            storages.add(tensor.untyped_storage().data_ptr())
+            continue
+        raise TypeError(
+            f"the tensor {name} of its {what} {fault}; model_tensors(client.model) returns copies "
+            f"that can be sent"
         )
 
 

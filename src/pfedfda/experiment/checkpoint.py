@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfedfda.errors import InputError, shown
-from pfedfda.files import read_text, refuse_link, replacing, write_text
+from pfedfda.files import json_text, read_text, refuse_link, replacing, write_text
 from pfedfda.models.export import UNREADABLE
 
 FORMAT = 1
@@ -72,7 +72,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     }
     with replacing(state_path(folder, checkpoint.round)) as new:
         save_file(checkpoint.state, new)
-    write_text(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    write_text(folder / "manifest.json", json_text(manifest, indent=2) + "\n")
     tidy(folder, checkpoint.round)
 
 

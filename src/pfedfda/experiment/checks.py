@@ -1,15 +1,29 @@
-"""Updates are checked before they count."""
+"""Updates and test results are checked before they count."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pfedfda.engine import Outcome
+from pfedfda.errors import shown
 from pfedfda.methods import Method, Tensors, Update
 
+NOT_FINITE = "not finite"  # part of the reason wherever training may have diverged
+MOST_METRICS = 20  # numbers that a client may report
+# A loss is computed in single precision. Within its range no sum over clients, however weighted,
+# leaves that of a double.
+LARGEST = float(torch.finfo(torch.float32).max)
+PLAIN = re.compile(r"\w[\w.-]{0,59}")
 
-def fault_of(update: Update, method: Method, state: Tensors, max_norm: float) -> str | None:
+
+def fault_of(
+    update: Update, method: Method, state: Tensors, max_norm: float, samples: int
+) -> str | None:
     """Return what is wrong with an update, None if nothing is.
 
     Parameters
@@ -22,14 +36,66 @@ def fault_of(update: Update, method: Method, state: Tensors, max_norm: float) ->
         The server's state that the clients started from.
     max_norm
         The longest tensor that is believed.
+    samples
+        The client's number of training samples.
     """
     weight = update.weight
-    if not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
-        return f"its weight is {weight!r}"
+    if not isinstance(weight, int | float) or not 0 < weight <= samples:
+        value = f"{weight:.6g}" if isinstance(weight, float) else shown(weight)
+        return (
+            f"its weight is {value}; it must be above 0 and at most {samples}, its number of "
+            f"training samples"
+        )
     expected = method.expects(state)
-    return _wrong_names(update.tensors, expected, method.up) or _wrong_tensor(
-        update.tensors, expected, max_norm
+    return (
+        _wrong_metrics(update.metrics)
+        or _wrong_names(update.tensors, expected, method.up)
+        or _wrong_tensor(update.tensors, expected, max_norm)
+        or method.fault(update)
     )
+
+
+def evaluation_fault(outcome: Outcome, samples: int, columns: Collection[str]) -> str | None:
+    """Return what is wrong with a test result, None if nothing is.
+
+    Parameters
+    ----------
+    outcome
+        What a client reported.
+    samples
+        The client's number of test samples.
+    columns
+        The columns of the table of clients, whose names no metric can have.
+    """
+    if not 0 <= outcome.correct <= outcome.tested <= samples or outcome.tested < 1:
+        return (
+            f"it reports {outcome.correct} of {outcome.tested} test samples as correct, and has "
+            f"{samples}"
+        )
+    if not math.isfinite(outcome.loss):
+        return f"its test loss is {NOT_FINITE}"
+    if not 0 <= outcome.loss <= LARGEST * outcome.tested:
+        return f"its test loss is {outcome.loss:.3g}"
+    taken = [name for name in outcome.metrics if name in columns]
+    if taken:
+        return f"it reports a number called {taken[0]!r}, which is another column of clients.csv"
+    return _wrong_metrics(outcome.metrics)
+
+
+def _wrong_metrics(metrics: Mapping[str, Any]) -> str | None:
+    if len(metrics) > MOST_METRICS:
+        return f"it reports {len(metrics)} numbers, and {MOST_METRICS} are allowed"
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not PLAIN.fullmatch(name):
+            return f"it reports a number called {shown(name)}, which is not a plain name"
+        if not isinstance(value, Real):
+            return f"its {name} is {shown(value)} instead of a number"
+        size: Any = abs(value)
+        if not size < math.inf:
+            return f"its {name} is {NOT_FINITE}"
+        if size > LARGEST:
+            return f"its {name} is {shown(value)}, beyond {LARGEST:.2g}"
+    return None
 
 
 def _wrong_names(
@@ -59,7 +125,7 @@ def _wrong_tensor(
         # Below a double's range nothing overflows, and a sum is finite only if every term is.
         norm = float(torch.linalg.vector_norm(tensor.reshape(-1).double()))
         if not math.isfinite(norm):
-            return f"the tensor {name} is not finite"
+            return f"the tensor {name} is {NOT_FINITE}"
         if norm > max_norm:
             return f"the tensor {name} has norm {norm:.3g}, above max-update-norm {max_norm:.3g}"
     return None

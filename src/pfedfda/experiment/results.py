@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +19,11 @@ from pfedfda.engine import ClientStates, Outcome, Roster
 from pfedfda.errors import InputError, shown
 from pfedfda.experiment.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
 from pfedfda.experiment.config import Config, OutputConfig, write_config
-from pfedfda.files import LARGE, csv_cell, flush, make_folders, read_text, write_text
+from pfedfda.files import LARGE, csv_cell, flush, json_text, make_folders, read_text, write_text
 from pfedfda.methods import Method, Task, Tensors
 
 LOGS = ("metrics.jsonl", "failures.jsonl")
+CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes", "accuracy")
 ACCURACIES = ("mean_accuracy", "std_accuracy", "weighted_accuracy", "worst_tenth_accuracy")
 BYTES_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
 
@@ -114,7 +116,11 @@ class RunWriter:
         self.about = {
             "pfedfda": pfedfda.__version__,
             "method": method.name,
-            "hyperparameters": asdict(method),
+            # JSON has no infinite numbers; a hyper-parameter may well be one.
+            "hyperparameters": {
+                name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in asdict(method).items()
+            },
             "task": asdict(task),
             "class_names": federation.class_names,
             "federation": federation.fingerprint,
@@ -154,7 +160,8 @@ class RunWriter:
         if checkpoint.about.get("federation", "") not in ("", self.about["federation"]):
             raise InputError(
                 f"The checkpoint in {self.folder} was made with other images than those that its "
-                f"config.toml leads to now; bring them back, or start a new run."
+                f"config.toml leads to now, or by an older pfedfda; bring them back, or start a "
+                f"new run."
             )
         for name, tensor in initial.items():
             saved = checkpoint.state.get(name)
@@ -195,7 +202,7 @@ class RunWriter:
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         with (self.folder / name).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json_text(line) + "\n")
         self.unflushed.add(name)
 
     def _write_table(
@@ -218,8 +225,8 @@ class RunWriter:
         """Write ``clients.csv`` from an evaluation of all clients."""
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
         known = federation.attributes
-        columns = ["client", "name", "train_samples", "test_samples", "classes", *known]
-        columns += ["accuracy", *extra]
+        *about, accuracy = CLIENT_COLUMNS
+        columns = [*about, *known, accuracy, *extra]
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
             client = outcome.client_id
@@ -264,7 +271,7 @@ class RunWriter:
         content = {"method": self.method.name, **summary, **judged, "machine": machine()}
         _refuse_strange_summary(content, self.folder)
         self._flush()
-        write_text(self.folder / "summary.json", json.dumps(content, indent=2) + "\n")
+        write_text(self.folder / "summary.json", json_text(content, indent=2) + "\n")
         return RunResult(self.folder, self.method.name, content, self.metrics)
 
 

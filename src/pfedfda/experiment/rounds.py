@@ -24,16 +24,17 @@ from pfedfda.errors import (
 )
 from pfedfda.experiment.accuracy import Accuracy
 from pfedfda.experiment.checkpoint import Checkpoint, sole_use
-from pfedfda.experiment.checks import fault_of
+from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of
 from pfedfda.experiment.config import Config
 from pfedfda.experiment.observers import Observer
-from pfedfda.experiment.results import RunResult, RunWriter
+from pfedfda.experiment.results import CLIENT_COLUMNS, RunResult, RunWriter
 from pfedfda.methods import Method, Tensors, Update
 from pfedfda.seeding import torch_generator
 
 NEW_CLIENT_SEVERITY = 3
 CHECKPOINT_SECONDS = 60.0
 MIN_FAILURES = 10
+MOST_COMPONENTS = 100
 
 
 @dataclass
@@ -86,7 +87,9 @@ class Tally:
         self.bytes_up += outcome.bytes_up
         components = self.seconds["clients"]
         for component, seconds in outcome.seconds.items():
-            components[component] = components.get(component, 0.0) + seconds
+            # Whoever invents new names cannot make the results grow without end.
+            if component in components or len(components) < MOST_COMPONENTS:
+                components[component] = components.get(component, 0.0) + seconds
 
 
 def draw_participants(
@@ -170,6 +173,8 @@ class Run:
         self.seconds_before = float(self.tally.seconds["total"])
         self.last_failure = ""
         self.trained: list[int] = []
+        self.diverged: set[int] = set()  # the clients whose last training had no finite end
+        self.columns = {*CLIENT_COLUMNS, *engine.federation.attributes}
 
     def go(self) -> RunResult:
         """Run to the end."""
@@ -180,7 +185,7 @@ class Run:
                 self._round(round_number)
                 self._reach(round_number)
             if self.tally.failed and not self.tally.used:
-                raise RunStoppedError(f"No client could be trained ({self.last_failure}).")
+                raise self._nobody("client could be trained")
             self._evaluate_newcomers()
             self.tally.seconds["total"] = self._seconds()
             result = writer.write_summary(_summary("complete", self.tally, self.final))
@@ -265,16 +270,20 @@ class Run:
             if fault is None:
                 assert outcome.update is not None
                 self.tally.add(outcome)
+                samples = int(self.engine.federation.train_sizes[outcome.client_id])
                 fault = fault_of(
-                    outcome.update, self.method, self.state, self.schedule.max_update_norm
+                    outcome.update, self.method, self.state, self.schedule.max_update_norm, samples
                 )
             if fault is None:
                 assert outcome.update is not None
                 self.tally.used += 1
+                self.diverged.discard(outcome.client_id)
                 losses.add(outcome.metrics.get("train_loss"), outcome.update.weight)
                 yield outcome.update
             else:
                 self.writer.states.forget(outcome.client_id, round_number)
+                if NOT_FINITE in fault:
+                    self.diverged.add(outcome.client_id)
                 self._report(outcome, round_number, "train", fault)
 
     def _report(self, outcome: Outcome, round_number: int, step: str, reason: str) -> None:
@@ -300,12 +309,30 @@ class Run:
 
     def _refuse_many_failures(self) -> None:
         tally, limit = self.tally, self.schedule.max_failures
+        if len(self.diverged) > limit * len(self.everybody):
+            raise DivergedRunError(
+                f"Training diverged: {len(self.diverged)} of {len(self.everybody)} clients were "
+                f"left out, the last because of {self.last_failure}; a smaller --lr usually helps."
+            )
         if tally.failed >= MIN_FAILURES and tally.failed > limit * tally.asked:
-            hint = "; a smaller --lr usually helps" if "finite" in self.last_failure else ""
+            hint = "; a smaller --lr usually helps" if NOT_FINITE in self.last_failure else ""
             raise DivergedRunError(
                 f"Too many clients fail: {tally.failed} of {tally.asked} were left out, the last "
                 f"because of {self.last_failure}{hint}."
             )
+
+    def _nobody(self, could: str) -> RunStoppedError:
+        """Return the error for a step that every client failed."""
+        if NOT_FINITE in self.last_failure:
+            return DivergedRunError(
+                f"Training diverged: no {could} ({self.last_failure}); a smaller --lr usually "
+                f"helps."
+            )
+        return RunStoppedError(f"No {could} ({self.last_failure}).")
+
+    def _evaluation_fault(self, outcome: Outcome) -> str | None:
+        samples = int(self.engine.federation.test_sizes[outcome.client_id])
+        return outcome.failure or evaluation_fault(outcome, samples, self.columns)
 
     def _evaluate(self, round_number: int, losses: "Losses", steps: int) -> Accuracy:
         """Personalise and test everybody; return the accuracy over those who could be tested."""
@@ -315,12 +342,13 @@ class Run:
         ):
             self.tally.asked += 1
             self.observer.progressed(1 / steps)
-            if outcome.failure is None:
+            fault = self._evaluation_fault(outcome)
+            if fault is None:
                 evaluations.append(outcome)
             else:
-                self._report(outcome, round_number, "evaluate", outcome.failure)
+                self._report(outcome, round_number, "evaluate", fault)
         if not evaluations:
-            raise RunStoppedError(f"No client could be evaluated ({self.last_failure}).")
+            raise self._nobody("client could be evaluated")
         self._refuse_many_failures()
         accuracy = Accuracy.of([e.correct for e in evaluations], [e.tested for e in evaluations])
         tested = sum(e.tested for e in evaluations)
@@ -390,12 +418,13 @@ class Run:
             for outcome in self.engine.evaluate(
                 self.method, self.state, newcomers, last, self.writer.states, shift, frost
             ):
-                if outcome.failure is None:
+                fault = self._evaluation_fault(outcome)
+                if fault is None:
                     outcomes[condition].append(outcome)
                 else:
-                    self._report(outcome, last, f"evaluate ({condition})", outcome.failure)
+                    self._report(outcome, last, f"evaluate ({condition})", fault)
             if not outcomes[condition]:
-                raise RunStoppedError(f"No new client could be evaluated ({self.last_failure}).")
+                raise self._nobody("new client could be evaluated")
             accuracy = Accuracy.of(
                 [o.correct for o in outcomes[condition]], [o.tested for o in outcomes[condition]]
             )

@@ -1,5 +1,6 @@
 """The ClientApp: answers the server with what this site's data give."""
 
+import os
 from collections.abc import Callable
 
 from flwr.app import Context, Message
@@ -59,8 +60,14 @@ def _work(kind: JobKind, message: Message, context: Context) -> Message:
 
 
 def _answered(message: Message, answer: Callable[[], Message]) -> Message:
-    """Turn what goes wrong here on purpose into an answer that the server can show."""
+    """Turn what goes wrong here on purpose into an answer that the server can show.
+
+    Whatever is written meanwhile is for this user's eyes alone.
+    """
+    before = os.umask(0o077)
     try:
         return answer()
     except PfedfdaError as error:
         return Message(pack(settings={FAILURE: str(error)}), reply_to=message)
+    finally:
+        os.umask(before)

@@ -1,6 +1,5 @@
 """The engine of a real federation: every client is a site that answers messages."""
 
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pfedfda.data.shift import Shift
 from pfedfda.engine import ClientStates, Outcome
 from pfedfda.engine.runner import JobKind, num_bytes
 from pfedfda.errors import PfedfdaError
+from pfedfda.experiment.checks import PLAIN
 from pfedfda.experiment.config import Config
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
 from pfedfda.flower.jobs import job_settings
@@ -21,7 +21,6 @@ from pfedfda.flower.roster import Roster
 from pfedfda.flower.site import Job
 from pfedfda.methods import Method, Task, Tensors, Update
 
-MAX_METRICS = 100
 MAX_WAITING_BYTES = 2**30
 
 
@@ -153,42 +152,52 @@ class FlowerEngine:
                     else:
                         replies.ask(asked, message)
                 for who, reply in replies.collect(wait=client_id not in arrived):
-                    arrived[who] = _outcome(kind, who, reply, bytes_down[who])
+                    arrived[who] = self._outcome(kind, who, reply, bytes_down[who])
             yield arrived.pop(client_id)
 
+    def _outcome(
+        self, kind: JobKind, client_id: int, reply: Message | str, bytes_down: int
+    ) -> Outcome:
+        """Read an answer; nothing in it is trusted."""
+        try:
+            content = content_of(reply)
+            numbers = metrics_of(content)
+            outcome = Outcome(
+                client_id,
+                metrics=_named(numbers, "metric"),
+                seconds=self._seconds(numbers),
+                bytes_down=bytes_down,
+            )
+            if kind == "train":
+                tensors = tensors_of(content)
+                if "weight" not in numbers:
+                    raise MalformedError("its weight is missing")
+                update = Update(tensors, numbers["weight"], outcome.metrics, client_id)
+                return replace(outcome, update=update, bytes_up=num_bytes(tensors))
+            correct, tested = (numbers.get(name, 0.5) for name in ("correct", "tested"))
+            if not (correct.is_integer() and tested.is_integer()):
+                raise MalformedError("its test result cannot be read")
+            if "loss" not in numbers:
+                raise MalformedError("its test loss is missing")
+            return replace(outcome, correct=int(correct), tested=int(tested), loss=numbers["loss"])
+        except PfedfdaError as error:
+            return Outcome(client_id, failure=clean(str(error)), bytes_down=bytes_down)
 
-def _outcome(kind: JobKind, client_id: int, reply: Message | str, bytes_down: int) -> Outcome:
-    """Read an answer; nothing in it is trusted."""
-    try:
-        content = content_of(reply)
-        numbers = metrics_of(content)
-        outcome = Outcome(
-            client_id,
-            metrics=_named(numbers, "metric"),
-            seconds=_named(numbers, "seconds"),
-            bytes_down=bytes_down,
-        )
-        if kind == "train":
-            tensors = tensors_of(content)
-            if "weight" not in numbers:
-                raise MalformedError("its weight is missing or not finite")
-            update = Update(tensors, numbers["weight"], outcome.metrics, client_id)
-            return replace(outcome, update=update, bytes_up=num_bytes(tensors))
-        correct, tested = numbers.get("correct", -1), numbers.get("tested", 0)
-        if not (0 <= correct <= tested <= 10**9 and tested >= 1):
-            raise MalformedError("its test result cannot be read")
-        if "loss" not in numbers:
-            raise MalformedError("its test loss is not finite")
-        return replace(outcome, correct=int(correct), tested=int(tested), loss=numbers["loss"])
-    except PfedfdaError as error:
-        return Outcome(client_id, failure=clean(str(error)), bytes_down=bytes_down)
+    def _seconds(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Return where a site's time went; it cannot have taken longer than we waited."""
+        found = _named(numbers, "seconds")
+        for name, seconds in found.items():
+            if not PLAIN.fullmatch(name):
+                raise MalformedError(f"it timed {name[:80]!r}, which is not a plain name")
+            if not 0 <= seconds <= self.timeout + GRACE:
+                raise MalformedError(f"its seconds for {name!r} are {seconds:.3g}")
+        return found
 
 
 def _named(numbers: dict[str, float], prefix: str) -> dict[str, float]:
-    """Return the numbers with this prefix; names that no method of ours would use are left out."""
-    found = {
+    """Return the numbers with this prefix."""
+    return {
         name.removeprefix(f"{prefix}."): value
         for name, value in numbers.items()
-        if re.fullmatch(rf"{prefix}\.[\w-]{{1,60}}", name)
+        if name.startswith(f"{prefix}.")
     }
-    return found if len(found) <= MAX_METRICS else {}

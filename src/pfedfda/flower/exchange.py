@@ -38,6 +38,10 @@ class Sites:
         Seconds between two looks for answers.
     say
         Is told about sites that cannot take part.
+    described, last
+        What the connected nodes told, and the last node of every name.
+    refused
+        When and why nodes were refused.
     """
 
     grid: Grid
@@ -46,6 +50,7 @@ class Sites:
     poll: float = 0.5
     say: Callable[[str], None] = lambda text: None
     described: dict[int, Description] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
     refused: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def node_of(self, name: str) -> int | None:
@@ -79,16 +84,33 @@ class Sites:
             )
             for node in sorted(online - set(self.described) - recent)
         }
+        claims: dict[str, dict[int, Description]] = {}
         for node, reply in exchange(self.grid, questions, self.timeout, self.poll):
             try:
                 site = read_description(settings_of(content_of(reply)))
-                if self.node_of(site.name) is not None:
-                    raise MalformedError(f"the site {site.name} is connected already")
-                self.described[node] = site
+                claims.setdefault(site.name, {})[node] = site
             except PfedfdaError as error:
-                if self.refused.get(node, (0.0, ""))[1] != str(error):
-                    self.say(f"Node {node} cannot take part: {error}")
-                self.refused[node] = (time.monotonic(), str(error))
+                self._refuse(node, str(error))
+        for name, nodes in claims.items():
+            self._settle(name, nodes)
+
+    def _settle(self, name: str, claims: dict[int, Description]) -> None:
+        """Give a name to the one node that claims it, or to the one that had it before."""
+        node = self.last.get(name, -1) if len(claims) > 1 else next(iter(claims))
+        why = f"the site {name} is connected already"
+        if self.node_of(name) is None:
+            if node in claims:
+                self.described[node] = claims.pop(node)
+                self.last[name] = node
+            else:  # which of them is the site, their numbers do not tell
+                why = f"{len(claims)} nodes claim to be the site {name}"
+        for other in claims:
+            self._refuse(other, why)
+
+    def _refuse(self, node: int, why: str) -> None:
+        if self.refused.get(node, (0.0, ""))[1] != why:
+            self.say(f"Node {node} cannot take part: {why}")
+        self.refused[node] = (time.monotonic(), why)
 
     def gather(self, enough: Callable[[Sequence[str]], bool], seconds: float) -> bool:
         """Wait until enough sites are there; tell whether they are.

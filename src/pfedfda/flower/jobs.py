@@ -1,11 +1,14 @@
 """Jobs and descriptions as the settings of a message, and back."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pfedfda.data.shift import Shift
+from pfedfda.experiment.checks import MOST_METRICS, PLAIN
+from pfedfda.experiment.results import CLIENT_COLUMNS
 from pfedfda.flower.records import MalformedError, Setting
 from pfedfda.flower.settings import MAX_NAME, from_settings, to_settings
 from pfedfda.flower.site import Description, Job
@@ -103,8 +106,16 @@ def _attributes(text: Any) -> dict[str, Any]:
     if not isinstance(text, str) or len(text) > MAX_ATTRIBUTES:
         raise ValueError("its attributes are too long")
     attributes = json.loads(text)
-    if not isinstance(attributes, dict) or not all(
-        isinstance(value, str | int | float) for value in attributes.values()
-    ):
-        raise ValueError("its attributes are not plain values")
+    if not isinstance(attributes, dict) or len(attributes) > MOST_METRICS:
+        raise ValueError(f"its attributes are not a table of at most {MOST_METRICS}")
+    for name, value in attributes.items():
+        if not PLAIN.fullmatch(name) or name in CLIENT_COLUMNS:
+            raise ValueError(f"an attribute is called {name[:80]!r}")
+        plain = value.isprintable() if isinstance(value, str) else _is_finite(value)
+        if not plain:
+            raise ValueError(f"its attribute {name} is not a plain value")
     return attributes
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < math.inf

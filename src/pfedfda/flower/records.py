@@ -58,15 +58,15 @@ def tensors_of(content: RecordDict) -> dict[str, Tensor]:
 
 
 def metrics_of(content: RecordDict) -> dict[str, float]:
-    """Return the numbers of a message; those that are not finite are left out."""
+    """Return the numbers of a message; refuse those that are not finite, which JSON lacks."""
     record = content.get(METRICS)
     if not isinstance(record, MetricRecord):
         raise MalformedError("it holds no metrics")
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
+    numbers = {name: v for name, v in record.items() if isinstance(v, int | float)}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise MalformedError(f"its number {name[:80]!r} is not finite")
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def settings_of(content: RecordDict) -> dict[str, Setting]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedfda.errors import InputError
-from pfedfda.files import write_text
+from pfedfda.files import json_text, write_text
 from pfedfda.flower.jobs import description_settings, read_description
 from pfedfda.flower.records import MalformedError
 from pfedfda.flower.site import Description
@@ -84,7 +84,7 @@ class Roster:
     def write(self, folder: Path) -> None:
         """Write the roster to the folder of its run."""
         content = asdict(self) | {"sites": [description_settings(site) for site in self.sites]}
-        write_text(folder / FILE, json.dumps(content, indent=2) + "\n")
+        write_text(folder / FILE, json_text(content, indent=2) + "\n")
 
 
 def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) -> Roster:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, shown
 from pfedfda.experiment.config import GROUPS, Config, from_mapping, make_config
-from pfedfda.methods import find_method
+from pfedfda.methods import Method, find_method
 
 Scalar = bool | int | float | str
 TRAVELLING = ("federation", "model", "training", "schedule")
@@ -96,9 +96,19 @@ def read_run_config(run_config: Mapping[str, Scalar]) -> RunSettings:
         else:
             general[name] = value
     method = str(run_config.get("method", "pfedfda"))
-    instance = from_mapping(find_method(method), hyper, f"hyperparameters of {method}")
+    instance = from_mapping(registered_method(method), hyper, f"hyperparameters of {method}")
     config = make_config({method: instance}, **general)
     return RunSettings(config, from_mapping(ServerConfig, own, "run configuration"))
+
+
+def registered_method(name: str) -> type[Method]:
+    """Return a method by name; refuse the path of a Python file, which would be run."""
+    if name.endswith(".py"):
+        raise InputError(
+            f"The method is {shown(name)}; a site runs no Python file that a message names: make a "
+            f"method of your own a module of the app, and give the name that it registers."
+        )
+    return find_method(name)
 
 
 def to_settings(config: Config) -> dict[str, Scalar]:
@@ -124,7 +134,7 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
     method = settings.get("method")
     if not isinstance(method, str):
         raise InputError(f"The method is {method!r}; it must be a name.")
-    instance = from_mapping(find_method(method), tables["hyperparameters"], method)
+    instance = from_mapping(registered_method(method), tables["hyperparameters"], method)
     groups = {name: from_mapping(GROUPS[name], tables[name], name) for name in TRAVELLING}
     return Config({method: instance}, **groups)
 

@@ -148,7 +148,17 @@ class Site:
             train_fraction=self._config.train_fraction,
             partition_seed=self._config.partition_seed,
         )
-        return prepare(alone, self.site.folder / "cache")
+        return prepare(alone, self._make_folder() / "cache")
+
+    def _make_folder(self) -> Path:
+        """Make the folder of the site, and let nobody else in, whoever made it and how."""
+        folder = self.site.folder
+        try:
+            make_folders(folder)
+            folder.chmod(0o700)
+        except OSError as error:
+            raise InputError(f"The site cannot keep its files in {folder} ({error}).") from error
+        return folder
 
     @property
     def index(self) -> int:
@@ -181,8 +191,7 @@ class Site:
         """Do the site's part in a round."""
         if not is_plain(job.run):
             raise InputError(f"The name of the run is {job.run!r}; it must be a plain name.")
-        make_folders(self.site.folder)
-        folder = self.site.folder / job.run
+        folder = self._make_folder() / job.run
         states = ClientStates(folder / "states", job.checkpoint)
         states.prune([job.client_id], job.round - 1)
         delivered = Delivered(job.method)

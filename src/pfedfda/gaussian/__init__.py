@@ -26,7 +26,7 @@ from pfedfda.gaussian.estimate import (
 )
 from pfedfda.gaussian.folds import assign_folds
 from pfedfda.gaussian.interpolation import interpolate
-from pfedfda.gaussian.nearest_pd import nearest_positive_definite
+from pfedfda.gaussian.nearest_pd import is_positive_semidefinite, nearest_positive_definite
 from pfedfda.gaussian.statistics import GaussianStatistics, pack_symmetric, unpack_symmetric
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ __all__ = [
     "estimate_statistics",
     "interpolate",
     "interpolation_error_bound",
+    "is_positive_semidefinite",
     "merge_moments",
     "nearest_positive_definite",
     "pack_symmetric",

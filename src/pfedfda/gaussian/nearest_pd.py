@@ -27,6 +27,27 @@ def is_safely_positive_definite(covariance: Tensor, floor: float = EIGENVALUE_FL
     return int(info) == 0
 
 
+def is_positive_semidefinite(covariance: Tensor) -> bool:
+    """Tell whether a matrix can be a covariance that has been rounded to single precision.
+
+    Rounding moves no entry of the correlation matrix by more than 2⁻²⁴, hence no eigenvalue by more
+    than d times that; sixteen times as much is allowed, for sums of rounded matrices. A feature
+    without variance must not vary with others.
+
+    Parameters
+    ----------
+    covariance : Tensor of shape (d, d)
+        A symmetric matrix of finite numbers.
+    """
+    raised = covariance.to(torch.float64, copy=True)
+    if not bool((raised.diagonal() >= 0).all()):
+        return False
+    # The summand is nothing beside any variance that matters; it lets a feature without pass.
+    raised.diagonal().mul_(1 + len(raised) * 2**-20).add_(2**-100)
+    _, info = torch.linalg.cholesky_ex(raised)
+    return int(info) == 0
+
+
 def nearest_positive_definite(covariance: Tensor, floor: float = EIGENVALUE_FLOOR) -> Tensor:
     """Replace a covariance by the nearest positive-definite one with identical variances.
 

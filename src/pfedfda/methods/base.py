@@ -133,7 +133,8 @@ class Client:
         The client's own tensors, which outlive the round; the server never sees them. A method
         changes them in `Method.train`; changes in `Method.personalize` are not kept.
     model
-        A scratch model on the device; its weights are whatever the last client left.
+        A scratch model on the device, with the initial weights. Load all that is used of it:
+        ``pfedfda check-method`` fills it with NaN to find what was not.
     generator
         The source of randomness for this client in this round.
     seconds
@@ -177,7 +178,8 @@ class Update:
     tensors
         What crosses to the server.
     weight
-        The weight of this client in averages, its number of training samples as a rule.
+        The weight of this client in averages, its number of training samples as a rule and not
+        more.
     metrics
         Numbers for the log, e.g. the training loss.
     client_id
@@ -253,6 +255,16 @@ class Method(ABC):
         """
         return part(state, *self.up)
 
+    def fault(self, update: Update) -> str | None:
+        """Return why an update cannot be that of a proper client, None if it can.
+
+        The method alone knows what its tensors mean, for example that counts are not negative. It
+        is asked after everything else has been found in order: weight, names, shapes and types,
+        and that all numbers are finite. Whose update has a fault is left out of the round and named
+        with it.
+        """
+        return None
+
     def shared_model(self, client: Client, message: Tensors) -> nn.Module | None:
         """Return the model that all clients have in common, None if there is no such model."""
         return None
@@ -287,3 +299,16 @@ def weighted_mean(updates: Iterable[Update]) -> Tensors:
                 dtypes[name] = tensor.dtype
             sums[name].add_(tensor, alpha=update.weight)
     return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+
+
+def wrong_counts(counts: Tensor, weight: float) -> str | None:
+    """Return why these are not the class counts of as many samples as the weight says."""
+    counts = counts.double()
+    lowest, total = float(counts.min()), float(counts.sum())
+    if lowest < 0:
+        return f"its class counts range from {lowest:g}"
+    if not bool((counts == counts.round()).all()):
+        return "its class counts are not whole numbers"
+    if abs(total - weight) > 1e-6 * weight:  # in single precision large counts are rounded
+        return f"its class counts sum to {total:g}, and its weight is {weight:g}"
+    return None

@@ -29,12 +29,17 @@ from pfedfda.methods.base import (
     load,
     part,
     weighted_mean,
+    wrong_counts,
 )
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, cross_entropy, extract_features, sgd
 from pfedfda.models import model_tensors
 
 Matrix = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+EXCHANGES = 20  # of partners at most, for one client; as a rule two or three suffice
+TOLERANCE = 1e-6  # of the objective, relatively
 
 
 @register
@@ -53,6 +58,10 @@ class FedPAC(Method):
         Learning rate of the head.
     smallest_weight
         Weights below this are left out of a combination of heads.
+    partners
+        In rounds with more participants than this, a client's combination has at most this many
+        heads: those of its nearest, of which such as get no weight make room for others that
+        lower the bound.
     serve
         What a client uses: tuned (its model after local training on the received body and head,
         like the second of the two accuracies that the authors' program reports) or combined (the
@@ -77,6 +86,7 @@ class FedPAC(Method):
     head_epochs: int = 1
     head_lr: float = 0.1
     smallest_weight: float = 1e-3
+    partners: int = 300
     serve: Literal["tuned", "combined"] = "tuned"
 
     def __post_init__(self) -> None:
@@ -88,6 +98,8 @@ class FedPAC(Method):
             raise InputError(f"head-lr is {self.head_lr}; it must be above 0.")
         if not 0 <= self.smallest_weight < 1:
             raise InputError(f"smallest-weight is {self.smallest_weight}; it must lie in [0, 1).")
+        if self.partners < 1:
+            raise InputError(f"partners is {self.partners}; it must be at least 1.")
 
     def init(self, task: Task) -> Tensors:
         """Start with the initial model, the same head for everybody, and no prototypes."""
@@ -141,6 +153,17 @@ class FedPAC(Method):
             "class_features": state["prototypes"],
             "variance": torch.zeros(1),
         }
+
+    def fault(self, update: Update) -> str | None:
+        """Refuse class counts that cannot be, and class features and a variance unlike them."""
+        counts, features = update.tensors["counts"], update.tensors["class_features"].double()
+        if bool(features[counts == 0].any()):
+            return "it has features of a class of which it has no sample"
+        variance = float(update.tensors["variance"])
+        # A difference of equal numbers may come out below 0 by its rounding.
+        if variance < -1e-9 * float(features.square().sum()):
+            return f"its variance is {variance:g}"
+        return wrong_counts(counts, update.weight)
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average bodies by samples and prototypes by class counts; combine the heads."""
@@ -205,7 +228,7 @@ class FedPAC(Method):
         features = torch.stack([t["class_features"] for t in personal.values()]).double().numpy()
         variances = torch.stack([t["variance"] for t in personal.values()]).double().numpy()
         weights = torch.from_numpy(
-            combination_weights(features, variances.ravel(), self.smallest_weight)
+            combination_weights(features, variances.ravel(), self.smallest_weight, self.partners)
         )
         seen = state["heads.seen"].clone()
         seen[clients] = 1.0
@@ -247,7 +270,10 @@ def combination_statistics(counts: Tensor, means: Tensor, squares: Tensor) -> tu
 
 
 def combination_weights(
-    class_features: Matrix, variances: Matrix, smallest_weight: float = 0.0
+    class_features: Matrix,
+    variances: Matrix,
+    smallest_weight: float = 0.0,
+    partners: int | None = None,
 ) -> Matrix:
     """Return the weights with which each client should combine all clients' heads.
 
@@ -262,6 +288,9 @@ def combination_weights(
         V, of shape (clients,).
     smallest_weight
         Smaller weights become 0; the others are scaled to sum to 1 again.
+    partners
+        How many weights of a client may be above 0; by default all. The time grows with the cube
+        of this number instead of that of clients.
 
     Returns
     -------
@@ -271,17 +300,62 @@ def combination_weights(
     flat = class_features.reshape(len(class_features), -1)
     flat = flat - flat.mean(axis=0)  # differences do not change, but keep their digits
     gram = flat @ flat.T
-    diagonal = np.diag(gram)
+    everybody = np.arange(len(flat))
     weights = np.empty_like(gram)
     for i in range(len(flat)):
-        # ⟨H_i - H_j, H_i - H_k⟩ for all pairs, out of one matrix of inner products.
-        bias = diagonal[i] - gram[i][:, None] - gram[i][None, :] + gram
-        weights[i] = minimize_on_simplex(np.diag(variances) + bias)
+        if partners is None or partners >= len(flat):
+            weights[i] = minimize_on_simplex(_quadratic_form(gram, variances, i, everybody))
+        else:
+            weights[i] = _weights_of_partners(gram, variances, i, partners)
     # The largest weight of a row stays, however small: many similar clients share it out thinly.
     kept = (weights >= smallest_weight) | (weights == weights.max(axis=1, keepdims=True))
     weights[~kept] = 0.0
     result: Matrix = weights / weights.sum(axis=1, keepdims=True)
     return result
+
+
+def _quadratic_form(gram: Matrix, variances: Matrix, i: int, among: Indices) -> Matrix:
+    """Return the matrix P of client i's objective αᵀPα, of the rows and columns of some clients."""
+    # ⟨H_i - H_j, H_i - H_k⟩ for all pairs, out of one matrix of inner products.
+    own = gram[i, among]
+    bias = gram[i, i] - own[:, None] - own[None, :] + gram[np.ix_(among, among)]
+    result: Matrix = np.diag(variances[among]) + bias
+    return result
+
+
+def _weights_of_partners(gram: Matrix, variances: Matrix, i: int, partners: int) -> Matrix:
+    """Return the weights of client i, of which few may be above 0.
+
+    The nearest clients alone are not the best partners: a combination of clients on all sides can
+    lie nearer than any of them. So begin with the nearest, and let those without a weight make room
+    for others with which the objective falls. Where the optimum over all clients has room, this
+    ends there.
+    """
+    squared_distances = gram[i, i] - 2 * gram[i] + gram.diagonal()
+    squared_distances[i] = -np.inf  # the client itself, whatever rounding says of its copies
+    nearest = np.argsort(squared_distances, kind="stable")
+    among = np.sort(nearest[: max(partners // 2, 1)])
+    weights, lowest = np.zeros(len(gram)), np.inf
+    for _ in range(EXCHANGES):
+        form = _quadratic_form(gram, variances, i, among)
+        shares = minimize_on_simplex(form)
+        value = float(shares @ form @ shares)
+        if not value < lowest * (1 - TOLERANCE):
+            break
+        weights[:], lowest = 0.0, value
+        weights[among] = shares
+        held = among[(shares > 0) | (among == i)]
+        # Half the derivative of the objective by each weight. At the optimum over all clients none
+        # is below the objective.
+        mixture = weights[held] @ gram[held]
+        slopes = variances * weights + gram[i, i] - gram[i] - mixture[i] + mixture
+        slopes[held] = np.inf
+        steepest = np.argsort(slopes, kind="stable")[: partners - len(held)]
+        helpful = steepest[slopes[steepest] < value * (1 - TOLERANCE)]
+        if not len(helpful):
+            break
+        among = np.sort(np.concatenate([held, helpful]))
+    return weights
 
 
 def minimize_on_simplex(matrix: Matrix) -> Matrix:

@@ -33,6 +33,7 @@ from pfedfda.gaussian import (
     adapt,
     bayes_classifier,
     estimate_statistics,
+    is_positive_semidefinite,
     pack_symmetric,
     unpack_symmetric,
 )
@@ -46,6 +47,7 @@ from pfedfda.methods.base import (
     load,
     part,
     weighted_mean,
+    wrong_counts,
 )
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, extract_features, sgd
@@ -209,6 +211,13 @@ class PFedFDA(Method):
         """Expect class counts beside body, means and covariance if statistics are pooled."""
         counts = {"counts": state["seen"]} if self.statistics == "pooled" else {}
         return super().expects(state) | counts
+
+    def fault(self, update: Update) -> str | None:
+        """Refuse class counts that cannot be, and what is no covariance."""
+        if not is_positive_semidefinite(unpack_symmetric(update.tensors["covariance"])):
+            return "its covariance is not positive semi-definite"
+        counts = update.tensors.get("counts")
+        return None if counts is None else wrong_counts(counts, update.weight)
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Average the bodies and form the global Gaussians (line 14)."""

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pfedfda.errors import InputError
-from pfedfda.files import read_text, replacing, write_text
+from pfedfda.files import json_text, read_text, replacing, write_text
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
 from pfedfda.models.networks import BODIES, Model
 
@@ -66,7 +66,7 @@ def save_model(
         "load": "import pfedfda; model = pfedfda.load_model(FOLDER); model(images).argmax(1)",
         "about": about,
     }
-    write_text(folder / "model.json", json.dumps(description, indent=2) + "\n")
+    write_text(folder / "model.json", json_text(description, indent=2) + "\n")
 
 
 def load_model(folder: Path | str) -> Model:

@@ -20,6 +20,7 @@ from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
 
 FORMAT = 3
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 SUMMARY = (
     "status",
     "reason",
@@ -141,7 +142,8 @@ def read_records(folder: Path) -> list[Record]:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(f"its format is {record['format']!r}, not {FORMAT}")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            record["split"].setdefault("shift_version", 1)  # from before there was another
+        except UNREADABLE as error:
             raise InputError(f"{path} is not a record of a run ({error!r}).") from error
         records.append(record)
     return records
@@ -205,11 +207,19 @@ def _same_clients(first: Record, second: Record) -> bool:
 def valid(need: Need, records: Iterable[Record]) -> list[Record]:
     """Return the records of a needed run.
 
-    Those that were made with other settings than they would be made with today do not count.
+    Those that were made with other settings than they would be made with today do not count. An
+    older shift does: its noise has the same distribution, and `pfedfda.paper.suites.differences`
+    tells of it.
     """
     today = {"need": _plain(need), **settings_of(need.config())}
+    same_shift = {"shift_version": today["split"]["shift_version"]}
     return [
-        record for record in records if all(record[name] == value for name, value in today.items())
+        record
+        for record in records
+        if all(
+            (record[name] | same_shift if name == "split" else record[name]) == value
+            for name, value in today.items()
+        )
     ]
 
 

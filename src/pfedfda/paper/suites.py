@@ -330,6 +330,11 @@ def differences(need: Need, record: Record) -> list[str]:
         notes.append("SynthDigits is missing, digits rendered from fonts stand in for it")
     if record["federation"].get("frost") == "drawn":
         notes.append("the photographs of frost are missing, frost is drawn in their place")
+    if record["split"]["shift"] != "none" and record["split"]["shift_version"] == 1:
+        notes.append(
+            "shift version 1, with noise of the test images that depends on the share of the "
+            "training samples"
+        )
     if "new_clients" in dict(need.settings) and need.method in BEST_OF_TWO:
         notes.append("one way to fine-tune, where the paper has the better of two")
     if need.method == "pfedfda":

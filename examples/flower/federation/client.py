@@ -1,5 +1,0 @@
-"""What runs at the sites."""
-
-from pfedfda.flower.client_app import app
-
-__all__ = ["app"]

@@ -1,5 +1,0 @@
-"""What runs at the server."""
-
-from pfedfda.flower.server_app import app
-
-__all__ = ["app"]

@@ -1,0 +1,137 @@
+"""A site, asked by a server that it does not trust, and who may read its files."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfedfda import InputError
+from pfedfda.flower.settings import read_run_config
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from pfedfda.flower.client_app import app
+from pfedfda.flower.jobs import job_settings
+from pfedfda.flower.records import FAILURE, SETTINGS, pack
+from pfedfda.flower.site import Job
+from tests.flower.grids import over_the_wire
+
+KINDS = [MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE]
+
+
+def job() -> Job:
+    config = read_run_config(
+        {"method": "fedrep", "clients": 2, "train-fraction": 0.05, "epochs": 1, "rounds": 1}
+    ).config
+    digits = tuple(str(digit) for digit in range(10))
+    return Job("train", config, 0, 2, digits, (28, 28, 1), 1, 0, "run", keep_model=True)
+
+
+def settings() -> dict[str, Any]:
+    return dict(job_settings(job()))
+
+
+def ask(kind: str, sent: dict[str, Any], state_dir: Path, **node: Any) -> Message:
+    """Let a site answer a message with these settings."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    node = {"name": "kaunas", "partition-id": 0, "state-dir": str(state_dir)} | node
+    state = job().method.init(job().task)
+    message = Message(pack(job().method.message(state, 0), settings=sent), 1, kind)
+    message.metadata.__dict__["_message_id"] = "message"
+    return app(over_the_wire(message), Context(1, 1, node, RecordDict(), {}))
+
+
+def failure(reply: Message) -> str:
+    records = reply.content.config_records
+    return str(records[SETTINGS].get(FAILURE, "")) if SETTINGS in records else ""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A file that would register a method, and leaves a trace if it is run."""
+    file = tmp_path / "planted.py"
+    file.write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'trace')!r}).touch()\n"
+        "from dataclasses import dataclass\n"
+        "from pfedfda.methods import find_method, register\n"
+        "@register\n@dataclass(frozen=True)\n"
+        "class Planted(find_method('fedavg')):\n    name = 'planted'\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_site_runs_no_file_that_a_message_names(kind: str, program: Path, tmp_path: Path) -> None:
+    reply = ask(kind, settings() | {"method": str(program)}, tmp_path / "sites")
+    assert not (tmp_path / "trace").exists()
+    assert "planted.py" in failure(reply)
+    assert "a site runs no Python file that a message names" in failure(reply)
+
+
+@pytest.mark.parametrize("name", sorted(settings()))
+def test_no_setting_of_a_message_runs_a_file(name: str, program: Path, tmp_path: Path) -> None:
+    for value in (str(program), f"{program}:Planted", program.stem, [str(program)]):
+        for kind in KINDS:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.syspath_prepend(str(tmp_path))
+                patch.setenv("PFEDFDA_CACHE", str(tmp_path / "cache"))
+                patch.chdir(tmp_path)
+                ask(kind, settings() | {name: value}, tmp_path / "sites")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_the_server_says_at_once_that_sites_run_no_file(program: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a module of the app"):
+        read_run_config({"method": str(program)})
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Files that are made without care can be read and written by everybody."""
+    before = os.umask(0)
+    yield
+    assert os.umask(before) == 0
+
+
+def modes(folder: Path) -> dict[str, int]:
+    paths = [folder, *folder.rglob("*")]
+    return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in paths}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owner, group and others there")
+@pytest.mark.usefixtures("open_umask")
+def test_nobody_else_reads_what_a_site_keeps(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    labels = np.repeat(np.arange(10), 6)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    for kind in KINDS:  # the first makes the cache, the second tensors, the third a model
+        reply = ask(kind, settings(), tmp_path / "sites", data=str(tmp_path / "images.npz"))
+        assert failure(reply) == ""
+    found = modes(tmp_path / "sites")
+    for part in ("cache", "run/states", "run/model"):
+        assert str(tmp_path / "sites" / "kaunas" / part) in found
+    assert {path: mode for path, mode in found.items() if mode & 0o077} == {}
+    assert found[str(tmp_path / "sites" / "kaunas")] == 0o700
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owner, group and others there")
+def test_the_folder_of_an_earlier_version_becomes_private(tmp_path: Path) -> None:
+    folder = tmp_path / "sites" / "kaunas"
+    folder.mkdir(parents=True, mode=0o755)
+    ask(MessageType.TRAIN, settings(), tmp_path / "sites")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) != 0o700  # that one is its owner's business
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sites").write_text("not a folder")
+    reply = ask(MessageType.TRAIN, settings(), tmp_path / "sites")
+    assert f"{tmp_path / 'sites' / 'kaunas'}" in failure(reply)
