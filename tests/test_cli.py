@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedfda.cli import main
+import pfedfda
+from pfedfda.cli import COMMANDS, main
 from pfedfda.experiment import load_run
 from pfedfda.runs.config import read_config
 from tests.conftest import write_image
@@ -126,11 +128,7 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     "words", [[], ["--help"], ["run", "--help"], ["compare", "--methods", "local", "-h"]]
 )
 def test_help_teaches(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(words)
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    assert code == 0
+    assert main(words) == 0
     out = capsys.readouterr().out
     assert "usage: pfedfda" in out
     if words and words[0] != "--help":
@@ -195,7 +193,29 @@ BAD_INPUT = [
     (["run", "--image-size", "8"], "too small"),
     (["run", "--method", "fedavg-ft", "--fedavg-ft.fine-tune-epochs", "-2"], "fine-tune-epochs"),
     (["fly"], "Unknown command 'fly'"),
-    (["methods", "all"], "takes no arguments"),
+    (["methods", "all"], "Unexpected argument 'all'"),
+    (["data", "sho"], "Unknown command 'data sho': choose from data show."),
+    (["data", "--clients", "4"], "choose from data show"),
+    (["data", "show", "--clients", "4", "cifar10"], "first: pfedfda data show cifar10"),
+    (["report", "a", "--titel", "b"], "Unknown option '--titel'; 'pfedfda report --help' lists"),
+    (["report", "a", "--titel", "b"], "Did you mean '--title'?"),
+    (["report", "--title"], "--title needs a value."),
+    (["reproduce", "table1", "--seeds", "one"], "--seeds: 'one' is not a whole number."),
+    (["run", "--max-failures"], "--max-failures needs a value."),
+    (["run", "--pfedfda.rigde", "1", "--method", "pfedfda"], "Did you mean '--pfedfda.ridge'?"),
+    # What is missing is said, and a suggestion is one that helps.
+    (["run", "--pfedfda.ridge", "1"], "--pfedfda.ridge needs --method pfedfda."),
+    (["run", "--pfedfda.ridge=1"], "--pfedfda.ridge needs --method pfedfda."),
+    (["compare", "--methods", "local", "--ditto.mu", "1"], "--ditto.mu needs ditto in --methods."),
+    (["run", "--method", "pfedFDA"], "Did you mean 'pfedfda'?"),
+    (["run", "--method", "FedAVG-FT"], "Did you mean 'fedavg-ft'?"),
+    (["run", "--source", "nosuchdir"], "no folder or .npz file of that name"),
+    (["run", "--source", "mnits"], "Did you mean 'mnist'?"),
+    (["personalize", "nowhere"], "--source is missing"),
+    (["personalize", "nowhere", "--source", "same"], "There is no folder nowhere."),
+    (["personalize", "same", "--source", "same"], "same is not a run: it has no checkpoint."),
+    (["--tyro-write-completion", "bash"], "--tyro-write-completion SHELL FILE"),
+    (["--tyro-print-completion", "ksh"], "Unknown shell 'ksh': choose from bash, zsh, fish."),
 ]
 
 
@@ -219,6 +239,85 @@ def test_bad_input_is_one_sentence(
     assert message in lines[0]
     assert printed.out == ""
     assert not (tmp_path / "runs").exists()  # refused at the door
+
+
+def test_no_errno_in_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["personalize", "nowhere", "--source", "x"], ["report", "nowhere"]):
+        assert main(words) == 2
+        assert "Errno" not in capsys.readouterr().err
+
+
+def test_help_lists_the_commands_as_they_describe_themselves(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The summaries are beside the names, so that help needs no command's module."""
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    modules = {path.stem for path in Path(pfedfda.cli.__file__).parent.glob("*.py")}
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", out, re.MULTILINE), name
+        assert name.replace("-", "_") in modules
+        assert main([name, "--help"]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"usage: pfedfda {name}" in told
+        assert summary in told, name
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["-V"], []])
+def test_help_and_version_need_no_library(words: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from pfedfda.cli import main; code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'numpy', 'rich', 'tyro'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pfedfda" in done.stdout
+
+
+def test_the_package_is_a_program(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pfedfda"]
+    done = subprocess.run([*words, "--version"], capture_output=True, text=True)
+    assert done.stdout == f"pfedfda {pfedfda.__version__}\n"
+    done = subprocess.run([*words, "fly"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr[:17]) == (2, "pfedfda: Unknown ")
+
+
+def completions(script: str, line: str) -> set[str]:
+    """Return what bash offers behind a line that is being typed."""
+    words = line.split(" ")
+    quoted = " ".join(f"'{word}'" for word in words)
+    program = f"""
+        {script}
+        COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'
+        COMP_POINT=${{#COMP_LINE}}
+        function_name=$(complete -p pfedfda | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        $function_name pfedfda "${{COMP_WORDS[COMP_CWORD]}}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
+    return {word.strip() for word in done.stdout.splitlines()}
+
+
+def test_bash_completes_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--tyro-print-completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+    assert set(COMMANDS) <= completions(script, "pfedfda ")
+    assert {"report", "reproduce"} <= completions(script, "pfedfda rep")
+    assert "--title" in completions(script, "pfedfda report --t")
+    assert "show" in completions(script, "pfedfda data ")
+    assert "--pfedfda.ridge" in completions(script, "pfedfda run --pfedfda.r")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_file(shell: str, tmp_path: Path) -> None:
+    assert main(["--tyro-write-completion", shell, str(tmp_path / "script")]) == 0
+    script = (tmp_path / "script").read_text()
+    assert all(name in script for name in (*COMMANDS, "--pfedfda.ridge", "--alpha"))
 
 
 def test_bad_input_in_a_real_process(tmp_path: Path) -> None:

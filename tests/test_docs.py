@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from pfedfda import FederationConfig, run
-from pfedfda.cli import _parse, main
+from pfedfda.cli import COMMANDS, main, parsing
+from pfedfda.cli.run_options import SettingsCommand
 from pfedfda.data import prepare
+from pfedfda.experiment import Config
 from pfedfda.methods import find_method
 from pfedfda.methods.registry import _registry
 from tests.experiment.files import final_state
@@ -140,20 +142,37 @@ def test_the_table_of_presets_is_true() -> None:
         assert [float(cell) for cell in cells] == values, field
 
 
-def test_commands_in_the_pages_are_accepted() -> None:
-    """Every run and comparison parses, and its federation can be prepared where data is there."""
+def test_commands_in_the_pages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command parses, and its federation can be prepared where data is there."""
+    configs: list[Config] = []
+
+    def load(name: str, words: list[str]) -> parsing.Commands:
+        command = load_command(name, words)
+        for kind in command.values() if isinstance(command, dict) else [command]:
+            monkeypatch.setattr(kind, "execute", accept)
+        return command
+
+    def accept(command: parsing.Command) -> int:
+        if isinstance(command, SettingsCommand):
+            configs.append(command.settings())
+        return 0
+
+    load_command = parsing._load
+    monkeypatch.setattr(parsing, "_load", load)
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     commands = [
         c for p in pages for c in re.findall(r"^pfedfda (.*)$", p.read_text(), re.MULTILINE)
     ]
-    assert len(commands) >= 5
+    assert len(commands) >= 20
     for command in commands:
         words = command.split("#")[0].split()
         needs_a_file = any(w.endswith((".py", ".toml")) or w == "--resume" for w in words)
-        if words[0] in ("run", "compare") and not needs_a_file:
-            config, _, _ = _parse(words[0], words[1:])
-            if config.federation.source == "digits":
-                prepare(config.federation)
+        if words[0] in COMMANDS and not needs_a_file:
+            assert main(words) == 0, command
+    assert len(configs) >= 5
+    for config in configs:
+        if config.federation.source == "digits":
+            prepare(config.federation)
 
 
 def test_the_page_of_results_says_what_the_results_say() -> None:

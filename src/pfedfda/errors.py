@@ -19,6 +19,10 @@ class RunStoppedError(PfedfdaError):
     """A run ended before its last round; what it had is on disk."""
 
 
+class InterruptedRunError(RunStoppedError):
+    """The user stopped the run."""
+
+
 class DivergedRunError(RunStoppedError):
     """Training went astray; taking the run up again would only repeat it."""
 
@@ -43,6 +47,17 @@ def printable(text: object) -> str:
     )
 
 
+def nearest(value: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like a value, as a question to end a message with.
+
+    A name that differs in upper and lower case only comes first. Without any name that is like it,
+    the text is empty.
+    """
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(value[:LONGEST_SHOWN].lower(), names, n=1)
+    return f" Did you mean {names[near[0]]!r}?" if near else ""
+
+
 def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     """Return the error for a name that is not among the known ones, with the nearest as a hint.
 
@@ -56,6 +71,5 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
         The names that would have been accepted.
     """
     names = list(known)
-    near = difflib.get_close_matches(value[:LONGEST_SHOWN], names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = nearest(value, names)
     return InputError(f"Unknown {kind} {shown(value)}: choose from {', '.join(names)}.{hint}")

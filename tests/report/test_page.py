@@ -462,7 +462,7 @@ def test_a_run_named_twice_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_imported_only_to_draw() -> None:
-    script = "import sys, pfedfda.report, pfedfda.cli; sys.exit('matplotlib' in sys.modules)"
+    script = "import sys, pfedfda.report, pfedfda.cli.run; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 

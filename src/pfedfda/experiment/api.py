@@ -210,6 +210,26 @@ def same_settings(first: Config, second: Config) -> bool:
     return texts[0] == texts[1]
 
 
+def resumed_config(command: str, folder: Path) -> Config:
+    """Return the configuration of a run, or of a comparison, that was stopped.
+
+    Parameters
+    ----------
+    command
+        What to go on with: ``"run"`` or ``"compare"``.
+    folder
+        Where it was stopped.
+    """
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"There is no run in {folder} to go on with.")
+    kind = "run" if (folder / "checkpoint").is_dir() else "compare"
+    if kind == "compare" and (folder / "metrics.jsonl").exists():
+        raise InputError(f"The run in {folder} has lost its checkpoint and cannot go on.")
+    if kind != command:
+        raise InputError(f"{folder} comes from the other command: pfedfda {kind} --resume {folder}")
+    return read_config(folder / "config.toml")
+
+
 @contextmanager
 def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator[None]:
     try:

@@ -151,8 +151,12 @@ def personalize(
 
 def load_finished(run: Path) -> FinishedRun:
     """Read the method and the server's state of a finished run."""
+    if not run.is_dir():
+        raise InputError(f"There is no folder {run}.")
     if (run / "comparison.csv").exists():
         raise InputError(f"{run} is a comparison: name the folder of one method in it.")
+    if not (run / "checkpoint").exists():
+        raise InputError(f"{run} is not a run: it has no checkpoint.")
     checkpoint = read_checkpoint(run / "checkpoint")
     if checkpoint.round == 0:
         raise InputError(f"The run in {run} has no complete round yet: nothing has been learned.")

@@ -16,7 +16,13 @@ from pfedfda.data import CORRUPTIONS
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
 from pfedfda.engine import Engine, Outcome, Step
-from pfedfda.errors import DivergedRunError, InputError, PfedfdaError, RunStoppedError
+from pfedfda.errors import (
+    DivergedRunError,
+    InputError,
+    InterruptedRunError,
+    PfedfdaError,
+    RunStoppedError,
+)
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of
 from pfedfda.experiment.observers import Observer
 from pfedfda.methods import Method, Tensors, Update, dry_run
@@ -30,10 +36,6 @@ from pfedfda.seeding import torch_generator
 CHECKPOINT_SECONDS = 60.0
 MIN_FAILURES = 10
 MOST_COMPONENTS = 100
-
-
-class InterruptedRunError(RunStoppedError):
-    """The user stopped the run."""
 
 
 @dataclass

@@ -12,10 +12,10 @@ import numpy as np
 from pfedfda.data import Federation, prepare
 from pfedfda.data.hub import data_folder
 from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step, one_thread
-from pfedfda.errors import InputError, RunStoppedError
+from pfedfda.errors import InputError, InterruptedRunError, RunStoppedError
 from pfedfda.experiment.api import make_task
 from pfedfda.experiment.observers import Observer
-from pfedfda.experiment.rounds import InterruptedRunError, draw_participants, run_rounds
+from pfedfda.experiment.rounds import draw_participants, run_rounds
 from pfedfda.files import inside, make_folders, refuse_link, refuse_links
 from pfedfda.paper.records import (
     make_record,
@@ -250,6 +250,16 @@ def _unit(suite: Suite, column: str) -> str:
 def _title(suite: Suite) -> str:
     kind, number = suite.key[:-1], suite.key[-1]
     return f"{kind.capitalize()} {number}: {suite.title}"
+
+
+def estimates(jobs: Sequence[Job], observer: Observer) -> dict[str, float]:
+    """Return about how many seconds each run that is not complete yet takes, by its folder."""
+    waiting = [job for job in jobs if not is_complete(job.folder)]
+    seconds = {}
+    for number, job in enumerate(waiting, start=1):
+        observer.say(f"Timing a round, {number} of {len(waiting)}: {job.folder.name}")
+        seconds[job.folder.name] = estimate(job, observer)
+    return seconds
 
 
 def estimate(job: Job, observer: Observer) -> float:
