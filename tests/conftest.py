@@ -14,6 +14,7 @@ from hypothesis import settings
 from PIL import Image
 
 from pfedfda.data import Federation, FederationConfig, prepare
+from pfedfda.methods import all_methods, registry
 
 # A shell's background job ignores Ctrl-C and so would all processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,6 +22,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same examples in every run: a failure is there for everybody, and goes away only when mended.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+OWN_METHODS = all_methods()
+
+
+@pytest.fixture(autouse=True)
+def methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that a test registers is known to no other test."""
+    monkeypatch.setattr(registry, "_registry", dict(OWN_METHODS))
 
 
 @pytest.fixture(scope="session", autouse=True)

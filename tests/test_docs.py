@@ -15,7 +15,6 @@ from pfedfda.cli.run_options import SettingsCommand
 from pfedfda.data import prepare
 from pfedfda.experiment import Config
 from pfedfda.methods import find_method
-from pfedfda.methods.registry import _registry
 from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
@@ -33,9 +32,7 @@ def example_methods(tmp_path: Path):
     blocks = python_blocks(ROOT / "docs" / "write-a-method.md")
     for name, block in zip(names, blocks, strict=True):
         (tmp_path / f"{name}.py").write_text(block)
-    yield [tmp_path / f"{name}.py" for name in names]
-    for name in names:
-        _registry.pop(name, None)
+    return [tmp_path / f"{name}.py" for name in names]
 
 
 @pytest.fixture

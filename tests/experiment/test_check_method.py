@@ -14,7 +14,6 @@ from pfedfda.cli import main
 from pfedfda.experiment.check_method import CHECKS, check_method, find
 from pfedfda.methods import Client, Method, Personal, Task, Tensors, Update, load, part, sgd
 from pfedfda.methods.fedavg import FedAvg
-from pfedfda.methods.registry import _registry
 from pfedfda.methods.training import cross_entropy
 from pfedfda.models import model_tensors
 
@@ -141,12 +140,17 @@ class NewName(FedAvg):
 
 
 @dataclass(frozen=True)
-class Unstated(FedAvg):
-    """It sends more than it says."""
+class Median(FedAvg):
+    """It needs all updates and says that it does not."""
 
-    def train(self, client: Client, message: Tensors) -> Update:
-        update = super().train(client, message)
-        return replace(update, tensors=update.tensors | {"counts": torch.ones(4)})
+    additive: ClassVar[bool] = True
+
+    def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
+        received = list(updates)
+        return {
+            name: torch.stack([update.tensors[name] for update in received]).median(0).values
+            for name in state
+        }
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ MISTAKES = [
     (AggregatesInPlace(), "arguments_stay"),
     (ChangesWhenPersonalizing(), "personalizing_changes_nothing"),
     (NewName(), "names_are_stable"),
-    (Unstated(), "parts_are_stated"),
+    (Median(), "updates_add_up"),
     (DividesByClasses(), "small_clients_train"),
     (NoNewClients(), "everybody_has_a_model"),
     (ReturnsAModel(), "everybody_has_a_model"),
@@ -312,21 +316,17 @@ class Mine(FedAvg):
     """FedAvg, once more."""
 
     name: ClassVar[str] = "mine"
-    title: ClassVar[str] = "Mine"
-    down: ClassVar[tuple[str, ...]] = DOWN
+    title: ClassVar[str] = "TITLE"
 '''
 
 
-@pytest.mark.parametrize(("down", "code"), [('("body", "head")', 0), ('("body",)', 1)])
+@pytest.mark.parametrize(("title", "code"), [("Mine", 0), ("", 1)])
 def test_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], down: str, code: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], title: str, code: int
 ) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(FILE.replace("DOWN", down))
-    try:
-        assert main(["check-method", str(path)]) == code
-    finally:
-        _registry.pop("mine", None)
+    path.write_text(FILE.replace("TITLE", title))
+    assert main(["check-method", str(path)]) == code
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CHECKS)
     assert [line.split()[0] for line in lines].count("failed") == code

@@ -305,10 +305,10 @@ def test_layers_that_a_hyper_parameter_adds_are_checked_too() -> None:
     state = method.init(TASK)
     expected = dry_run(method, TASK, state).up
     update = method.train(make_client([0, 1, 2]), state)
-    assert fault_of(update, method, expected, 1e6) is None
+    assert fault_of(update, method, expected, 1e6, 3) is None
     head = part(update.tensors, "head")
     assert "body.linear.weight is missing" in str(
-        fault_of(Update(head, 3.0), method, expected, 1e6)
+        fault_of(Update(head, 3.0), method, expected, 1e6, 3)
     )
 
 

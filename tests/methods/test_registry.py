@@ -8,7 +8,6 @@ import pytest
 from pfedfda import FederationConfig, run
 from pfedfda.errors import InputError
 from pfedfda.methods import all_methods, expand_names, find_method, register_preset, registry
-from pfedfda.methods.registry import _registry
 from pfedfda.runs.config import from_mapping
 
 
@@ -43,11 +42,8 @@ def test_a_file_can_bring_a_method(tmp_path: Path) -> None:
         "    '''Mine.'''\n"
         "    name: ClassVar[str] = 'mine'\n"
     )
-    try:
-        assert find_method(str(path)).name == "mine"
-        assert find_method("mine").__name__ == "Mine"
-    finally:
-        _registry.pop("mine", None)
+    assert find_method(str(path)).name == "mine"
+    assert find_method("mine").__name__ == "Mine"
     with pytest.raises(InputError, match="There is no file"):
         find_method(str(tmp_path / "absent.py"))
     path.write_text("")

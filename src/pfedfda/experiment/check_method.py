@@ -31,7 +31,7 @@ from pfedfda.experiment.toy import (
     snapshot,
 )
 from pfedfda.methods import Method, Personal, Tensors
-from pfedfda.methods.base import add
+from pfedfda.methods.base import add, cached_initial_tensors
 
 TINY = FederationConfig(partition="client-dirichlet", clients=6, samples=8, alpha=0.5)
 CheckFunction = Callable[[Method], None]
@@ -88,6 +88,8 @@ def find(check: CheckFunction, method: Method) -> Finding:
         violation = str(error)
     except Exception as error:  # there is no saying what a user's method raises
         violation = _of_exception(error)
+    finally:
+        cached_initial_tensors.cache_clear()  # the method may have changed them
     return Finding(title, " ".join(remedy.split()), violation)
 
 

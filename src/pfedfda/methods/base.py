@@ -102,11 +102,12 @@ class Task:
 
     def initial_tensors(self) -> Tensors:
         """Return the initial weights by name; anybody can compute them, so they need no sending."""
-        return dict(_initial_tensors(self))
+        return dict(cached_initial_tensors(self))
 
 
 @lru_cache(maxsize=2)
-def _initial_tensors(task: Task) -> Tensors:
+def cached_initial_tensors(task: Task) -> Tensors:
+    """Return the initial weights, which are computed once; nobody may change them."""
     return model_tensors(task.build_model())
 
 
