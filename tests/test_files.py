@@ -84,6 +84,11 @@ def test_a_folder_is_held_as_long_as_a_child_lives(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def is_free(folder: Path) -> bool:
+    with FolderLock(folder) as lock:
+        return lock.held
+
+
 def test_scratch_of_a_killed_group_of_processes_is_removed(
     tiny: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +110,8 @@ def test_scratch_of_a_killed_group_of_processes_is_removed(
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
         train(engine)  # too early: it might be one that is being made
         assert left.exists()
+    while not is_free(left):  # the killed worker, which is not our child, may not have ended yet
+        time.sleep(0.01)
     make_old(left)
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
         train(engine)
