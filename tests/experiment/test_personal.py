@@ -138,7 +138,8 @@ def test_a_run_that_has_learned_nothing_is_refused(tmp_path: Path, newcomer: Pat
     federation = FederationConfig(clients=3, partition="client-dirichlet", samples=8)
     with pytest.raises(RunStoppedError):
         run(
-            "fedavg", federation, rounds=2, lr=1e30, workers=0, output=tmp_path, name="run",
+            "fedavg", federation, rounds=2, participation=1.0, lr=1e30, workers=0, output=tmp_path,
+            name="run",
             quiet=True,
         )  # fmt: skip
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 0
