@@ -134,16 +134,22 @@ def test_bad_input(finished: Path, newcomer: Path, tmp_path: Path) -> None:
     assert personalize(finished, str(tmp_path / "odd.npz")).fitted == 3  # scaled to fit
 
 
-def test_a_run_that_has_learned_nothing_is_refused(tmp_path: Path, newcomer: Path) -> None:
+@pytest.mark.parametrize(
+    ("participation", "rounds", "said"),
+    [(1.0, 0, "no complete round yet"), (1e-9, 1, "No client of the run .* could be trained")],
+)
+def test_a_run_that_has_learned_nothing_is_refused(
+    participation: float, rounds: int, said: str, tmp_path: Path, newcomer: Path
+) -> None:
+    """Nobody could be trained; one client alone in a round does not end the run, all do."""
     federation = FederationConfig(clients=3, partition="client-dirichlet", samples=8)
     with pytest.raises(RunStoppedError):
         run(
-            "fedavg", federation, rounds=2, participation=1.0, lr=1e30, workers=0, output=tmp_path,
-            name="run",
-            quiet=True,
+            "fedavg", federation, rounds=2, participation=participation, lr=1e30, workers=0,
+            output=tmp_path, name="run", quiet=True,
         )  # fmt: skip
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 0
-    with pytest.raises(InputError, match="no complete round yet"):
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == rounds
+    with pytest.raises(InputError, match=said):
         personalize(tmp_path / "run", str(newcomer))
 
 

@@ -160,6 +160,8 @@ def load_finished(run: Path) -> FinishedRun:
     checkpoint = read_checkpoint(run / "checkpoint")
     if checkpoint.round == 0:
         raise InputError(f"The run in {run} has no complete round yet: nothing has been learned.")
+    if checkpoint.tally.get("used") == 0:
+        raise InputError(f"No client of the run in {run} could be trained: nothing was learned.")
     try:
         image_shape = tuple(int(n) for n in checkpoint.about["task"]["image_shape"])
         class_names = tuple(str(name) for name in checkpoint.about["class_names"])

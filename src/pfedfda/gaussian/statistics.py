@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,8 +76,14 @@ def unpack_symmetric(packed: Tensor) -> Tensor:
         raise ValueError(
             f"packed has shape {tuple(packed.shape)}, but a vector of d(d+1)/2 numbers is needed."
         )
-    rows, columns = torch.triu_indices(dimension, dimension, device=packed.device)
-    matrix = packed.new_empty(dimension, dimension)
-    matrix[rows, columns] = packed
-    matrix[columns, rows] = packed
-    return matrix
+    places = _places(dimension).to(packed.device)
+    return packed.index_select(0, places).view(dimension, dimension)
+
+
+@lru_cache(maxsize=4)
+def _places(dimension: int) -> Tensor:
+    """Return where each entry of a symmetric matrix is among those of its upper triangle."""
+    rows, columns = torch.triu_indices(dimension, dimension)
+    places = torch.empty(dimension, dimension, dtype=torch.int64)
+    places[rows, columns] = places[columns, rows] = torch.arange(len(rows))
+    return places.reshape(-1)
