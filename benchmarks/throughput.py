@@ -4,8 +4,8 @@ The bare step is forward, backward and optimiser on float batches that are alrea
 pinned process of one thread for every worker, nothing else. Whole rounds are what `pfedfda run`
 does in a round: broadcast, training, gathering, checks and aggregation. Both take turns in short
 slices within one run, so that a change in the machine's load meets them all; the tables have
-medians over the turns. Images a second of wall-clock time say what a user sees; images a second of
-processor time, which counts all processes, hardly change when others use the machine too.
+medians over the turns. Images per second of wall-clock time say what a user sees; images per second
+of processor time, which counts all processes, hardly change when others use the machine too.
 
     python benchmarks/throughput.py            # about half an hour
     python benchmarks/throughput.py --quick    # about two minutes
@@ -368,7 +368,7 @@ def probed() -> Iterator[None]:
 
 
 def breakdown(setting: Setting, federation: Federation, folder: Path) -> None:
-    """Print where the time of a round goes, in milliseconds a client."""
+    """Print where the time of a round goes, in milliseconds per client."""
     parts: dict[str, dict[str, float]] = {}
     engine = LocalEngine(federation, setting.task, EngineConfig(setting.workers))
     with probed(), engine:
@@ -455,7 +455,7 @@ def measure(setting: Setting, repeats: int) -> None:
     """Measure one model and size of clients, and print its tables."""
     sizes = "+".join(str(size) for size in setting.batch_sizes)
     print(
-        f"\n## {setting.model}, {setting.images} images a client (batches of {sizes}), "
+        f"\n## {setting.model}, {setting.images} images per client (batches of {sizes}), "
         f"{setting.clients} clients, {setting.workers} workers\n",
         flush=True,
     )

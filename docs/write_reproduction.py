@@ -289,7 +289,7 @@ def records_with_betas(federation: str, records: Sequence[Any]) -> list[Any]:
 
 
 def betas(federation: str, records: Sequence[Any]) -> str:
-    """Return the figure of β by corruption, and what it says in the mean."""
+    """Return the figure of β by corruption, and what it says on average."""
     lines = [
         f"## β by corruption on {federation}",
         "",

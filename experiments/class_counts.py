@@ -54,7 +54,7 @@ def main() -> None:
         classes, seen, majority = counts[chosen].mean(axis=0)
         spread = counts[chosen, 2].std()
         print(
-            f"{name}: {classes:.1f} classes in the mean, {seen:.3f} of the test images of a class "
+            f"{name}: {classes:.1f} classes on average, {seen:.3f} of the test images of a class "
             f"it holds, most frequent class right in {majority:.3f} ({spread:.3f})"
         )
 

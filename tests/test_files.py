@@ -103,7 +103,8 @@ def test_scratch_of_a_killed_group_of_processes_is_removed(
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        train(LocalEngine(tiny, task, EngineConfig(workers=1)))
+        engine = LocalEngine(tiny, task, EngineConfig(workers=1))  # kept, or its worker would leave
+        train(engine)
         os.killpg(0, signal.SIGKILL)
     os.waitpid(pid, 0)
     (left,) = tmp_path.glob("pfedfda-*")

@@ -24,10 +24,10 @@ class InterruptedRunError(RunStoppedError):
 
 
 class DivergedRunError(RunStoppedError):
-    """Training went astray; taking the run up again would only repeat it."""
+    """Training diverged; resuming the run would only repeat it."""
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Return a value for an error message, shortened if it is long."""
     try:
         text = repr(value)
@@ -72,4 +72,4 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> InputError:
     """
     names = list(known)
     hint = nearest(value, names)
-    return InputError(f"Unknown {kind} {shown(value)}: choose from {', '.join(names)}.{hint}")
+    return InputError(f"Unknown {kind} {quote(value)}: choose from {', '.join(names)}.{hint}")

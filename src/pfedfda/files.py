@@ -78,7 +78,9 @@ def expand_user(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise InputError(f"The path {path} begins with a user whom this machine lacks.") from None
+        raise InputError(
+            f"The path {path} begins with a user who is unknown on this machine."
+        ) from None
 
 
 def refuse_link(path: Path) -> None:

@@ -118,7 +118,7 @@ def test_sizes_of_the_released_partitions(
 def test_impossible_dirichlet_says_what_would_work(
     labels: Labels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match=r"room for 179.*or fewer samples a client \(8\)"):
+    with pytest.raises(InputError, match=r"room for 179.*or fewer samples per client \(8\)"):
         partition.dirichlet(labels, 200, 0.5, min_samples=10, seed=0)
     monkeypatch.setattr(partition, "MAX_DRAWS", 20)
     with pytest.raises(InputError, match="None of 20 Dirichlet draws.*min-samples of at most"):

@@ -1,4 +1,4 @@
-"""Images of others: .npz files and folders that are damaged, or made to hurt."""
+"""Images of others: .npz files and folders that are damaged or malicious."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Runs and models of others: tensors, manifests and folders that are damaged or made to hurt."""
+"""Runs and models of others: tensors, manifests and folders that are damaged or malicious."""
 
 import json
 import shutil

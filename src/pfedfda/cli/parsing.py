@@ -12,7 +12,7 @@ from tyro import _errors as tyro_errors
 from tyro.extras import SubcommandApp
 
 from pfedfda.cli import COMMANDS
-from pfedfda.errors import InputError, nearest, shown, unknown
+from pfedfda.errors import InputError, nearest, quote, unknown
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
@@ -105,7 +105,7 @@ class _Complaint:
             raise InputError(f"{_name(event.argument)} needs a value.")
         if isinstance(event, tyro_errors.InvalidChoice):
             raise InputError(
-                f"{_name(event.argument)}: {shown(event.value)} is not among "
+                f"{_name(event.argument)}: {quote(event.value)} is not among "
                 f"{', '.join(event.choices)}.{nearest(event.value, event.choices)}"
             )
         if isinstance(event, tyro_errors.InstantiationFailure):
@@ -114,12 +114,12 @@ class _Complaint:
     def _unrecognized(self, token: str) -> InputError:
         option = token.partition("=")[0]
         if not option.startswith("-"):
-            return InputError(f"Unexpected argument {shown(token)}; {self._help()}")
+            return InputError(f"Unexpected argument {quote(token)}; {self._help()}")
         if self.name in ("run", "compare") and (method := _method_of(option)):
             needed = f"{method} in --methods" if self.name == "compare" else f"--method {method}"
             return InputError(f"{option} needs {needed}.")
         hint = nearest(option, _options(self.command) if self.command else ())
-        return InputError(f"Unknown option {shown(option)}; {self._help()}{hint}")
+        return InputError(f"Unknown option {quote(option)}; {self._help()}{hint}")
 
     def _help(self) -> str:
         return f"'pfedfda {self.name} --help' lists what there is."

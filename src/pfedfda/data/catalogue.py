@@ -6,7 +6,7 @@ from typing import Any
 from pfedfda.data.digit5 import Digit5, FontDigits
 from pfedfda.data.hub import HubDataset
 from pfedfda.data.sources import Digits, Folder, NpzFile, Source
-from pfedfda.errors import InputError, nearest, shown
+from pfedfda.errors import InputError, nearest, quote
 from pfedfda.files import LARGEST_SIDE, expand_user
 
 HUB_NAMES: dict[str, dict[str, str]] = {
@@ -144,6 +144,6 @@ def open_source(
         raise InputError(f"There is no folder or .npz file {path}.")
     known = ["digits", "digit5", *HUB_NAMES]
     raise InputError(
-        f"Unknown dataset {shown(name)}, and there is no folder or .npz file of that name: choose "
+        f"Unknown dataset {quote(name)}, and there is no folder or .npz file of that name: choose "
         f"from {', '.join(known)}, hub:OWNER/NAME, or name a folder or file.{nearest(name, known)}"
     )

@@ -28,8 +28,8 @@ PartitionName = Literal[
 PARTITIONS: dict[str, str] = {
     "iid": "the same distribution for everyone",
     "dirichlet": "each class split over the clients by Dirichlet(alpha) shares (the paper's)",
-    "client-dirichlet": "a Dirichlet(alpha) class mix and a fixed number of samples a client",
-    "shards": "exactly k classes a client",
+    "client-dirichlet": "a Dirichlet(alpha) class mix and a fixed number of samples per client",
+    "shards": "exactly k classes per client",
     "group": "one client for each group of the source, such as a writer or a folder",
     "group-dirichlet": "several clients for each group, its samples split as by dirichlet",
 }
@@ -58,13 +58,13 @@ class FederationConfig:
         Scale all images to squares of this many pixels; the source's own size if not given.
     partition
         How samples are dealt to clients: iid, dirichlet (over clients for each class, the paper's),
-        client-dirichlet (fixed number of samples a client), shards (k classes a client), or group
+        client-dirichlet (fixed number of samples per client), shards (k classes per client), group
         (one client for each group of the source), or group-dirichlet (several clients for each
         group). auto is group where the source has groups, otherwise dirichlet.
     clients
         The number of clients; for partition group, how many groups to use (default: all).
     alpha
-        Dirichlet concentration: small means few classes a client.
+        Dirichlet concentration: small means few classes per client.
     min_samples
         The fewest samples a client may hold, training and test together (default: 10 for dirichlet;
         2 for group, where smaller groups are left out).
@@ -130,7 +130,9 @@ class FederationConfig:
                 f"train on and one to test on."
             )
         if self.samples < 1:
-            raise InputError(f"The number of samples a client is {self.samples}; it must be >= 1.")
+            raise InputError(
+                f"The number of samples per client is {self.samples}; it must be >= 1."
+            )
         if self.clients_per_group < 1:
             raise InputError(
                 f"clients-per-group is {self.clients_per_group}; it must be at least 1."
@@ -269,7 +271,7 @@ class Federation:
         held_out = "validation" if self.index["config"].get("validation_share") else "test"
         return (
             f"{len(self)} clients, {len(self.class_names)} classes, {height}×{width} {colour}, "
-            f"{sizes.min()}-{sizes.max()} training samples a client (median "
+            f"{sizes.min()}-{sizes.max()} training samples per client (median "
             f"{np.median(sizes):.0f}), {self.test_sizes.sum()} {held_out} samples in all"
         )
 

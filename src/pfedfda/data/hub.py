@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pfedfda.data.decoding import Encoded, Progress, decode_all
 from pfedfda.data.sources import ImageSet
 from pfedfda.data.store import DAMAGED, default_cache, is_intact, store
-from pfedfda.errors import InputError, shown
+from pfedfda.errors import InputError, quote
 from pfedfda.files import expand_user
 
 FORMAT = 2
@@ -183,7 +183,7 @@ class HubDataset:
             )
             if not inside or ".." in path.parts:
                 raise InputError(
-                    f"Image {name} of the dataset {self.repository} is {shown(entry['path'])}, "
+                    f"Image {name} of the dataset {self.repository} is {quote(entry['path'])}, "
                     f"outside its folder."
                 )
             return entry["path"], path
@@ -193,7 +193,7 @@ class HubDataset:
         folder = data_folder(self.data_dir)
         where = f"{folder} has no copy" if folder else "no folder of local copies is named"
         return InputError(
-            f"The dataset {self.repository} is not to be had: the Hub does not know it or cannot "
+            f"The dataset {self.repository} is not available: the Hub does not know it or cannot "
             f"be reached, and {where}; connect to the internet, or name a folder that holds "
             f"{self.repository} in the Hub's layout with --data-dir or PFEDFDA_DATA."
         )

@@ -157,21 +157,21 @@ def shards(labels: Indices, clients: int, classes_per_client: int, seed: int) ->
     clients
         The number of clients.
     classes_per_client
-        The number k of classes a client holds.
+        The number k of classes that a client holds.
     seed
         Determines who holds which class and which samples.
     """
     classes = np.unique(labels)
     if not 1 <= classes_per_client <= len(classes):
         raise InputError(
-            f"Shards of {classes_per_client} classes a client were asked for; "
+            f"Shards of {classes_per_client} classes per client were asked for; "
             f"with {len(classes)} classes it must be between 1 and {len(classes)}."
         )
     if clients * classes_per_client < len(classes):
         raise InputError(
             f"{clients} clients with {classes_per_client} classes each cannot hold all "
             f"{len(classes)} classes: use at least {math.ceil(len(classes) / classes_per_client)} "
-            f"clients or more classes a client."
+            f"clients or more classes per client."
         )
     _require_enough(len(labels), clients, MIN_CLIENT_SAMPLES)
     random = numpy_generator("partition", "shards", seed)
@@ -231,7 +231,7 @@ def _require_enough(samples: int, clients: int, min_samples: int) -> None:
     """Refuse a partition that no draw could satisfy."""
     if clients * min_samples > samples:
         fewer = samples // clients
-        or_less = f" or fewer samples a client ({fewer})" if fewer >= MIN_CLIENT_SAMPLES else ""
+        or_less = f" or fewer samples per client ({fewer})" if fewer >= MIN_CLIENT_SAMPLES else ""
         raise InputError(
             f"{clients} clients with at least {min_samples} samples each need "
             f"{clients * min_samples} samples, and there are {samples}: use fewer clients (there "

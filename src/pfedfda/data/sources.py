@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pfedfda.data.decoding import Progress, decode_all, image_suffixes, scale
-from pfedfda.errors import InputError, shown
+from pfedfda.errors import InputError, quote
 from pfedfda.files import LARGEST_SIDE, MOST_CLASSES
 
 ARRAYS = ("images", "labels", "clients", "class_names")
@@ -291,7 +291,7 @@ class NpzFile:
             if name not in arrays:
                 raise InputError(
                     f"The file {self.path} has no array {name!r}; it has "
-                    f"{shown(', '.join(sorted(present)) or 'none')}."
+                    f"{quote(', '.join(sorted(present)) or 'none')}."
                 )
         return arrays
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.engine import EngineConfig, LocalEngine, one_thread
-from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, shown
+from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
@@ -36,7 +36,7 @@ class Comparison:
     results
         The runs, in the order in which they ran.
     stopped
-        For each method that went astray, what happened to it.
+        For each method that diverged, what happened to it.
     """
 
     folder: Path
@@ -252,7 +252,7 @@ def make_task(config: Config, federation: Federation) -> Task:
     config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
     if len(federation.class_names) < 2:
         raise InputError(
-            f"All images belong to one class, {shown(federation.class_names[0])}: there is nothing "
+            f"All images belong to one class, {quote(federation.class_names[0])}: there is nothing "
             f"to tell apart."
         )
     return config.task(federation.image_shape, len(federation.class_names), len(federation))

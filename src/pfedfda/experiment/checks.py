@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfedfda.engine import Outcome
-from pfedfda.errors import shown
+from pfedfda.errors import quote
 from pfedfda.methods import Method, Tensors, Update
 
 NOT_FINITE = "not finite"  # part of the reason wherever training may have diverged
@@ -42,7 +42,7 @@ def fault_of(
     """
     weight = update.weight
     if not isinstance(weight, int | float) or not 0 < weight <= samples:
-        value = f"{weight:.6g}" if isinstance(weight, float) else shown(weight)
+        value = f"{weight:.6g}" if isinstance(weight, float) else quote(weight)
         return (
             f"its weight is {value}; it must be above 0 and at most {samples}, its number of "
             f"training samples"
@@ -87,14 +87,14 @@ def _wrong_metrics(metrics: Mapping[str, Any]) -> str | None:
         return f"it reports {len(metrics)} numbers, and {MOST_METRICS} are allowed"
     for name, value in metrics.items():
         if not isinstance(name, str) or not PLAIN.fullmatch(name):
-            return f"it reports a number called {shown(name)}, which is not a plain name"
+            return f"it reports a number called {quote(name)}, which is not a plain name"
         if not isinstance(value, Real):
-            return f"its {name} is {shown(value)} instead of a number"
+            return f"its {name} is {quote(value)} instead of a number"
         size: Any = abs(value)
         if not size < math.inf:
             return f"its {name} is {NOT_FINITE}"
         if size > LARGEST:
-            return f"its {name} is {shown(value)}, beyond {LARGEST:.2g}"
+            return f"its {name} is {quote(value)}, beyond {LARGEST:.2g}"
     return None
 
 

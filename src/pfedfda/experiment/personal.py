@@ -12,7 +12,7 @@ from pfedfda.data import open_source
 from pfedfda.data.decoding import with_channels
 from pfedfda.engine.client import ClientRunner, client_step, score
 from pfedfda.engine.machine import one_thread, resolve_device
-from pfedfda.errors import InputError, PfedfdaError, shown
+from pfedfda.errors import InputError, PfedfdaError, quote
 from pfedfda.files import inside, make_folders, refuse_link
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
@@ -189,7 +189,7 @@ def _refuse_other_tensors(finished: FinishedRun, run: Path) -> None:
     except Exception as error:  # whatever a method does with tensors that it does not expect
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"The checkpoint in {run} does not fit its config.toml ({shown(reason)})."
+            f"The checkpoint in {run} does not fit its config.toml ({quote(reason)})."
         ) from error
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pfedfda.errors import InputError, shown
+from pfedfda.errors import InputError, quote
 
 # Requests without content, which change nothing: a list of the runs, no task for a worker that can
 # do none, and a site without a signature.
@@ -112,7 +112,7 @@ def check(address: str, root_certificates: Path | None = None) -> Finding:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"The host of the address {shown(address)} is unknown ({error})."
+            f"The host of the address {quote(address)} is unknown ({error})."
         ) from None
     numbers = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
     findings = [_check_one(number, port, host, address, context) for number in numbers]
@@ -126,7 +126,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     except ValueError:
         host = port = None
     if not host or not port or parts.netloc != address or "@" in address:
-        raise InputError(f"The address is {shown(address)}; it must be HOST:PORT.")
+        raise InputError(f"The address is {quote(address)}; it must be HOST:PORT.")
     return host, port
 
 

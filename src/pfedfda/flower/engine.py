@@ -31,7 +31,7 @@ class FlowerEngine:
     roster
         The sites of this run.
     task
-        What everybody knows.
+        Settings shared by the server and all clients.
     config
         The settings of the run.
     timeout

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pfedfda.errors import InputError, shown
+from pfedfda.errors import InputError, quote
 from pfedfda.methods import Method, find_method
 from pfedfda.runs.config import GROUPS, Config, from_mapping, make_config
 
@@ -106,7 +106,7 @@ def registered_method(name: str) -> type[Method]:
     """Return a method by name; refuse the path of a Python file, which would be run."""
     if name.endswith(".py"):
         raise InputError(
-            f"The method is {shown(name)}; a site runs no Python file that a message names: make a "
+            f"The method is {quote(name)}; a site runs no Python file that a message names: make a "
             f"method of your own a module of the app, and give the name that it registers."
         )
     return find_method(name)

@@ -129,7 +129,7 @@ class Client:
     round
         The current round, from 1.
     task
-        What everybody knows.
+        Settings shared by the server and all clients.
     samples
         The client's training samples, on the device.
     state

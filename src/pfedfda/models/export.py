@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from pfedfda.errors import InputError, shown
+from pfedfda.errors import InputError, quote
 from pfedfda.files import json_text, read_text, replacing, write_text
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
 from pfedfda.models.networks import BODIES, Model
@@ -99,8 +99,8 @@ def _refuse_other_shapes(path: Path, model: Model) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in {**wanted, **found}:
         if found.get(name) != wanted.get(name):
-            there = shown(found[name]) if name in found else "missing"
+            there = quote(found[name]) if name in found else "missing"
             raise ValueError(
-                f"the tensor {shown(name)} is {there} in {path.name}, and "
+                f"the tensor {quote(name)} is {there} in {path.name}, and "
                 f"{wanted.get(name, 'missing')} by model.json"
             )

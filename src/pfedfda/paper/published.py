@@ -195,7 +195,7 @@ TABLES: Mapping[str, PublishedTable] = MappingProxyType(
             ),
             _load(
                 3,
-                "Extreme scarcity: 50 training samples a client",
+                "Extreme scarcity: 50 training samples per client",
                 "test accuracy",
                 FRACTION,
                 std_over="clients",

@@ -38,7 +38,7 @@ FEDERATION_SETTINGS: dict[str, dict[str, Any]] = {
     # setup and C.1: ten corruptions at five severities, a pair for each of the first 50 clients
     "cifar10-s": {"model": "cifar-cnn"},
     "cifar100-s": {"model": "cifar-cnn"},
-    # Section 5.2 and Table 3: one batch of 50 training samples a client, Dirichlet(0.5)
+    # Section 5.2 and Table 3: one batch of 50 training samples per client, Dirichlet(0.5)
     "cifar10-scarce": {"model": "cifar-cnn"},
     "cifar100-scarce": {"model": "cifar-cnn"},
     # D: 20 clients, four for each domain, Dirichlet(0.5) inside, full participation

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pfedfda.errors import InputError, shown
+from pfedfda.errors import InputError, quote
 from pfedfda.files import json_text, read_text, refuse_link, replacing, write_text
 from pfedfda.models.export import UNREADABLE
 from pfedfda.runs.layout import MANIFEST
@@ -90,7 +90,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         manifest = _mapping(json.loads(read_text(folder / MANIFEST)))
         if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {shown(manifest['format'])}, not {FORMAT}")
+            raise ValueError(f"its format is {quote(manifest['format'])}, not {FORMAT}")
         round_number = _natural(manifest["round"])
         state = load_file(state_path(folder, round_number))
         if manifest["digest"] != _digest(state):
@@ -118,13 +118,13 @@ def state_path(folder: Path, round_number: int) -> Path:
 
 def _natural(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{shown(value)} is not a number of rounds or bytes")
+        raise ValueError(f"{quote(value)} is not a number of rounds or bytes")
     return value
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{shown(value)} is not a table")
+        raise TypeError(f"{quote(value)} is not a table")
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from pfedfda.data import FEDERATIONS, FederationConfig
 from pfedfda.engine import EngineConfig
-from pfedfda.errors import InputError, shown, unknown
+from pfedfda.errors import InputError, quote, unknown
 from pfedfda.files import read_toml
 from pfedfda.methods import Method, Task, TrainingConfig, find_method
 from pfedfda.methods.registry import is_loaded
@@ -258,16 +258,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         if option in (int, str, bool) and type(value) is option:
             return value
-    raise InputError(f"{where} is {shown(value)}; it must be {_describe(options)}.")
+    raise InputError(f"{where} is {quote(value)}; it must be {_describe(options)}.")
 
 
 def _refuse_odd_text(text: str, where: str) -> None:
     """Refuse what no file system takes as a path; settings that are no paths are short anyway."""
     if not text.isascii() and text.encode(errors="replace").decode() != text:
-        raise InputError(f"{where} is {shown(text)}; it must be text that UTF-8 can hold.")
+        raise InputError(f"{where} is {quote(text)}; it must be text that UTF-8 can hold.")
     if "\0" in text or any(len(part.encode()) > LONGEST_NAME for part in text.split("/")):
         raise InputError(
-            f"{where} is {shown(text)}; it must be free of null characters and of names that are "
+            f"{where} is {quote(text)}; it must be free of null characters and of names that are "
             f"longer than {LONGEST_NAME} bytes."
         )
 
@@ -295,15 +295,15 @@ def read_config(path: Path) -> Config:
         if name not in ("methods", *GROUPS):
             raise unknown(f"table in {path}:", name, ["methods", *GROUPS])
         if not isinstance(table, dict):
-            raise InputError(f"{name} in {path} is {shown(table)}; it must be a table.")
+            raise InputError(f"{name} in {path} is {quote(table)}; it must be a table.")
     methods = {}
     for name, fields in tables.get("methods", {}).items():
         if not isinstance(fields, dict):
-            raise InputError(f"methods.{name} in {path} is {shown(fields)}; it must be a table.")
+            raise InputError(f"methods.{name} in {path} is {quote(fields)}; it must be a table.")
         _refuse_odd_text(name, f"The name of a method in {path}")
         if name.endswith(".py") and not is_loaded(Path(name)):
             raise InputError(
-                f"{path} takes a method from the Python file {shown(name)}, and settings must not "
+                f"{path} takes a method from the Python file {quote(name)}, and settings must not "
                 f"run a program by themselves: name that file on the command line too, with "
                 f"--method (run) or --methods (compare)."
             )
@@ -311,8 +311,8 @@ def read_config(path: Path) -> Config:
         fields = kind.without_removed(fields)
         for field_name in fields.keys() & kind.removed.keys():
             raise InputError(
-                f"methods.{name}.{field_name} in {path} is {shown(fields[field_name])}, and this "
-                f"setting was removed: only {shown(kind.removed[field_name])} is still accepted."
+                f"methods.{name}.{field_name} in {path} is {quote(fields[field_name])}, and this "
+                f"setting was removed: only {quote(kind.removed[field_name])} is still accepted."
             )
         methods[name] = from_mapping(kind, fields, f"methods.{name}")
     groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}

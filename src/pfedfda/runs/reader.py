@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pfedfda.errors import InputError, printable, shown
+from pfedfda.errors import InputError, printable, quote
 from pfedfda.files import LARGE, csv_text, read_text, read_toml
 from pfedfda.runs.accuracy import ACCURACIES
 from pfedfda.runs.layout import (
@@ -159,7 +159,7 @@ class RunResult:
         table = values.get(name, {})
         if not isinstance(table, dict):
             where = self.folder / SUMMARY
-            raise InputError(f"{name} in {where} is {shown(table)}; it must be an object.")
+            raise InputError(f"{name} in {where} is {quote(table)}; it must be an object.")
         return table
 
     def _numbers(self, values: Mapping[str, Any]) -> dict[str, float]:
@@ -226,9 +226,9 @@ def refuse_incomplete(summary: Mapping[str, Any], folder: Path) -> None:
             numbers += [accuracies[name] for name in ACCURACIES]
         strange = [value for value in numbers if type(value) not in (int, float)]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"The results in {folder} are incomplete ({shown(error)}).") from error
+        raise InputError(f"The results in {folder} are incomplete ({quote(error)}).") from error
     if strange:
-        raise InputError(f"The results in {folder} have {shown(strange[0])} in place of a number.")
+        raise InputError(f"The results in {folder} have {quote(strange[0])} in place of a number.")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def as_number(value: Any, name: str, where: object) -> float | None:
             raise ValueError
         number = float(value)
     except (ValueError, OverflowError):
-        raise InputError(f"{name} in {where} is {shown(value)}; it must be a number.") from None
+        raise InputError(f"{name} in {where} is {quote(value)}; it must be a number.") from None
     if not math.isfinite(number):
         return None
     if abs(number) > LARGEST:
