@@ -16,7 +16,7 @@ demo: .venv/core
 	$(BIN)/pfedfda compare --config examples/demo.toml
 
 test: .venv/dev
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: .venv/dev
 	$(BIN)/pytest -m slow

@@ -345,6 +345,15 @@ def test_learns_the_digits(tmp_path: Path) -> None:
         assert run("pfedfda", config, lr=lr, **settings).mean_accuracy > least
 
 
+@pytest.mark.parametrize(("clients", "seed"), [(5, 6), (8, 2)])
+def test_a_limit_on_gradients_holds_algorithm_1(clients: int, seed: int, tmp_path: Path) -> None:
+    """As the preset is, these runs diverge in their second round, here at least."""
+    method = replace(find_method("pfedfda-paper")(), max_norm=10.0)  # type: ignore[call-arg]
+    settings = {"rounds": 4, "eval_every": 0, "quiet": True, "output": tmp_path}
+    result = run(method, FederationConfig(clients=clients), seed=seed, **settings)
+    assert result.mean_accuracy > 0.8
+
+
 @pytest.mark.parametrize(
     "fields",
     [

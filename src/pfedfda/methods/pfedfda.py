@@ -14,7 +14,8 @@ the server pools, and find β only when they personalise.
 
 The paper leaves some choices open, and the authors' released program differs from the text in
 others. Each is a hyper-parameter; the method's defaults and three presets at the end of this file
-fix them all (docs/search.md says how the defaults were chosen).
+fix them all (docs/search.md says how the defaults were chosen). Algorithm 1 as written has no
+guard against divergence; docs/pfedfda.md says where it needs one.
 """
 
 from collections.abc import Mapping
@@ -402,7 +403,7 @@ register_preset(
     PFedFDA,
     "pfedfda-paper",
     "pFedFDA (paper)",
-    "Algorithm 1 of the paper as written, with a ridge that trains.",
+    "Algorithm 1 of the paper as written; if it diverges, --pfedfda-paper.max-norm 10 helps.",
     statistics="interpolated",
     ridge=0.3,
     features="all",
