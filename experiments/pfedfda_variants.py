@@ -1,9 +1,7 @@
 """pFedFDA with options that were tried and did not become part of it.
 
 What they are worth is told in docs/search.md. `search.py` measures them as settings of the preset
-``pfedfda-pooled``, whose defaults this method has; it can also be run by itself:
-
-    pfedfda run --method experiments/pfedfda_variants.py --pfedfda-variants.scatter total
+``pfedfda-pooled``, whose defaults this method has.
 """
 
 from dataclasses import dataclass, replace
@@ -19,11 +17,10 @@ from pfedfda.gaussian import (
     pack_symmetric,
     unpack_symmetric,
 )
-from pfedfda.methods import Client, Tensors, Update, add, register
+from pfedfda.methods import Client, Tensors, Update, add
 from pfedfda.methods.pfedfda import Features, PFedFDA
 
 
-@register
 @dataclass(frozen=True)
 class PFedFDAVariants(PFedFDA):
     """The preset ``pfedfda-pooled`` with further options.
@@ -48,7 +45,6 @@ class PFedFDAVariants(PFedFDA):
     name: ClassVar[str] = "pfedfda-variants"
     title: ClassVar[str] = "pFedFDA (variants)"
     removed: ClassVar[dict[str, object]] = {}
-    is_preset: ClassVar[bool] = True
 
     keep: float = 0.2
     ridge: float = 0.1

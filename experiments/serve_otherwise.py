@@ -28,8 +28,9 @@ from pfedfda.engine import ClientStates, Step, one_thread
 from pfedfda.engine.client import ClientRunner
 from pfedfda.errors import PfedfdaError
 from pfedfda.experiment.personal import load_finished
-from pfedfda.methods import Method, find_method
+from pfedfda.methods import Method, find_method, register
 from pfedfda.runs.config import checked_fields, read_config
+from pfedfda_variants import PFedFDAVariants
 from search import read_settings
 
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the folder of the run")
     parser.add_argument("ways", nargs="+", help="names or files of methods, settings behind them")
     options = parser.parse_args()
+    register(PFedFDAVariants)  # the search may have kept a run of it
     try:
         accuracies = {
             way: np.array(values) for way, values in serve(options.run, options.ways).items()

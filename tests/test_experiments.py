@@ -24,13 +24,6 @@ from tests.methods.features import LABELS, assert_estimated_from
 from tests.methods.toy import TASK, make_client, parameters_of, same
 
 ROOT = Path(__file__).parents[1]
-registry._registry.pop(PFedFDAVariants.name)  # no other module of tests shall list it
-
-
-@pytest.fixture(autouse=True)
-def variants(methods: None) -> None:
-    """The variants are known in this module alone."""
-    registry.register(PFedFDAVariants)
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str) -> Method:
