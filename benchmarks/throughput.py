@@ -43,6 +43,7 @@ from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, machine, o
 from pfedfda.engine import client as engine_client
 from pfedfda.experiment import rounds
 from pfedfda.experiment.observers import Observer
+from pfedfda.experiment.tally import Losses
 from pfedfda.gaussian import bayes_classifier, estimate_statistics
 from pfedfda.methods import Task, TrainingConfig, base, fedavg, find_method, pfedfda, training
 from pfedfda.methods.training import MomentumSGD, to_input
@@ -237,7 +238,7 @@ class Rounds:
 
     def evaluation(self) -> Cost:
         """Personalise and test all clients."""
-        return self._measure(lambda: self.run._evaluate(self.number, rounds.Losses(), 1))
+        return self._measure(lambda: self.run._evaluate(self.number, Losses(), 1))
 
     def checkpoint(self) -> Cost:
         """Save the run."""
@@ -247,7 +248,7 @@ class Rounds:
     def _train(self) -> None:
         self.number += 1
         participants = list(range(self.setting.clients))
-        self.run._train(participants, self.number, rounds.Losses(), len(participants))
+        self.run._train(participants, self.number, Losses(), len(participants))
 
     def _measure(self, work: Callable[[], object]) -> Cost:
         start, cpu = time.perf_counter(), self._cpu()

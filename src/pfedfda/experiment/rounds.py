@@ -3,11 +3,9 @@
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +23,7 @@ from pfedfda.errors import (
 )
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of
 from pfedfda.experiment.observers import Observer
+from pfedfda.experiment.tally import Losses, Tally, summarize
 from pfedfda.methods import Method, Tensors, Update, dry_run
 from pfedfda.runs import RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
@@ -35,62 +34,6 @@ from pfedfda.seeding import torch_generator
 
 CHECKPOINT_SECONDS = 60.0
 MIN_FAILURES = 10
-MOST_COMPONENTS = 100
-
-
-@dataclass
-class Tally:
-    """What a run has cost so far.
-
-    Parameters
-    ----------
-    rounds
-        Complete rounds.
-    bytes_down, bytes_up
-        What all clients have received and sent.
-    asked, failed, used
-        How often a client was asked to train or to be evaluated, how often it failed or its update
-        was left out, and how many updates entered an average.
-    seconds
-        Wall-clock seconds by phase, and under ``clients`` the time inside the clients by component.
-    """
-
-    rounds: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    asked: int = 0
-    failed: int = 0
-    used: int = 0
-    seconds: dict[str, Any] = field(
-        default_factory=lambda: {"total": 0.0, "train": 0.0, "evaluate": 0.0, "clients": {}}
-    )
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, folder: Path) -> "Tally":
-        """Return what a run had cost at a checkpoint."""
-        tally = cls(rounds=checkpoint.round)
-        try:
-            for name in ("bytes_down", "bytes_up", "asked", "failed", "used"):
-                setattr(tally, name, int(checkpoint.tally.get(name, 0)))
-            seconds = checkpoint.tally.get("seconds", tally.seconds)
-            clients = {str(name): float(value) for name, value in seconds["clients"].items()}
-            phases = {name: float(seconds[name]) for name in ("total", "train", "evaluate")}
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(
-                f"The checkpoint in {folder} has a strange tally ({error})."
-            ) from error
-        tally.seconds = phases | {"clients": clients}
-        return tally
-
-    def add(self, outcome: Outcome) -> None:
-        """Count a client that has trained."""
-        self.bytes_down += outcome.bytes_down
-        self.bytes_up += outcome.bytes_up
-        components = self.seconds["clients"]
-        for component, seconds in outcome.seconds.items():
-            # Whoever invents new names cannot make the results grow without end.
-            if component in components or len(components) < MOST_COMPONENTS:
-                components[component] = components.get(component, 0.0) + seconds
 
 
 def draw_participants(
@@ -205,7 +148,7 @@ class Run:
                 raise self._nobody("client could be trained")
             self._evaluate_newcomers()
             self.tally.seconds["total"] = self._seconds()
-            result = writer.write_summary(_summary("complete", self.tally, self.final))
+            result = writer.write_summary(summarize("complete", self.tally, self.final))
         except (PfedfdaError, KeyboardInterrupt, OSError, SafetensorError) as error:
             self.engine.close()
             reason = f"The results cannot be written ({error})."
@@ -261,7 +204,7 @@ class Run:
             self.observer.trained(round_number, losses.known)
 
     def _train(
-        self, participants: list[int], round_number: int, losses: "Losses", steps: int
+        self, participants: list[int], round_number: int, losses: Losses, steps: int
     ) -> None:
         step = Step("train", self.method, round_number, self.writer.states)
         outcomes = self.engine.run(step, self.state, participants)
@@ -277,7 +220,7 @@ class Run:
         self.trained = participants
 
     def _usable(
-        self, outcomes: Iterable[Outcome], round_number: int, losses: "Losses", step: float
+        self, outcomes: Iterable[Outcome], round_number: int, losses: Losses, step: float
     ) -> Iterator[Update]:
         """Yield the updates of a round that are in order; name the clients of the others."""
         for outcome in outcomes:
@@ -350,7 +293,7 @@ class Run:
         samples = int(self.engine.federation.test_sizes[outcome.client_id])
         return outcome.failure or evaluation_fault(outcome, samples, self.columns)
 
-    def _evaluate(self, round_number: int, losses: "Losses", steps: int) -> Accuracy:
+    def _evaluate(self, round_number: int, losses: Losses, steps: int) -> Accuracy:
         """Personalise and test everybody; return the accuracy over those who could be tested."""
         evaluations = []
         step = Step("evaluate", self.method, round_number, self.writer.states)
@@ -407,7 +350,7 @@ class Run:
             if self.saved is not self.reached:
                 self._save()
             tally = Tally.of(self.reached, self.writer.folder)
-            summary = _summary("stopped", tally, self.reached.final)
+            summary = summarize("stopped", tally, self.reached.final)
             self.writer.write_summary({**summary, "reason": reason})
         except (PfedfdaError, OSError, SafetensorError):
             pass
@@ -449,30 +392,6 @@ class Run:
         self.tally.seconds["evaluate"] += time.perf_counter() - start
 
 
-@dataclass
-class Losses:
-    """The training loss of a round, as a mean over clients weighted by their samples."""
-
-    total: float = 0.0
-    weight: float = 0.0
-
-    def add(self, loss: float | None, weight: float) -> None:
-        """Count a client; methods without a training loss report none."""
-        if loss is not None:
-            self.total += loss * weight
-            self.weight += weight
-
-    @property
-    def mean(self) -> float:
-        """The mean so far, 0 if no client reported a loss."""
-        return self.known or 0.0
-
-    @property
-    def known(self) -> float | None:
-        """The mean so far, None if no client reported a loss."""
-        return self.total / self.weight if self.weight else None
-
-
 def _refuse_divergence(state: Tensors, train_loss: float, round_number: int) -> None:
     """Stop a run whose numbers have become infinite or undefined; more rounds cannot mend it."""
     broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
@@ -482,18 +401,3 @@ def _refuse_divergence(state: Tensors, train_loss: float, round_number: int) -> 
             f"Training diverged: the {what} is not finite after round {round_number}; a smaller "
             f"--lr usually helps."
         )
-
-
-def _summary(status: str, tally: Tally, final: Mapping[str, Any]) -> dict[str, Any]:
-    rounds = max(tally.rounds, 1)
-    return {
-        "status": status,
-        "rounds": tally.rounds,
-        **final,
-        "bytes_down": tally.bytes_down,
-        "bytes_up": tally.bytes_up,
-        "bytes_down_per_round": tally.bytes_down / rounds,
-        "bytes_up_per_round": tally.bytes_up / rounds,
-        "failures": tally.failed,
-        "seconds": tally.seconds,
-    }
