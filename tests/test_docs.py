@@ -174,7 +174,7 @@ def test_commands_in_the_pages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_page_of_results_says_what_the_results_say() -> None:
     """docs/reproduction.md and the README's table are what the script writes, to the byte."""
-    path = ROOT / "docs" / "write_reproduction.py"
+    path = ROOT / "tools" / "write_reproduction.py"
     spec = importlib.util.spec_from_file_location("write_reproduction", path)
     assert spec is not None
     assert spec.loader is not None

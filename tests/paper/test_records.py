@@ -126,7 +126,7 @@ def test_new_records_have_the_new_shift(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = ROOT / "docs" / "write_reproduction.py"
+    path = ROOT / "tools" / "write_reproduction.py"
     spec = importlib.util.spec_from_file_location("write_reproduction", path)
     assert spec is not None
     assert spec.loader is not None

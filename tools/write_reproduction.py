@@ -1,4 +1,4 @@
-"""Write what the files in results/ say: ``python docs/write_reproduction.py``.
+"""Write what the files in results/ say: ``python tools/write_reproduction.py``.
 
 That is docs/reproduction.md with its figures, and the table in README.md. The files come from
 ``pfedfda reproduce SUITE --results results``. All on the page is computed from them, so it cannot
@@ -26,11 +26,11 @@ from pfedfda.report import PaperCell, PaperTable
 from pfedfda.report.styles import MARKERS, style_of, title_of
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- Table 1, by docs/write_reproduction.py -->\n", "<!-- end of Table 1 -->\n"
+BEGIN, END = "<!-- Table 1, by tools/write_reproduction.py -->\n", "<!-- end of Table 1 -->\n"
 INTRODUCTION = """\
 # The paper's numbers and ours
 
-This page is written by `python docs/write_reproduction.py` from the files in `results/`, each the
+This page is written by `python tools/write_reproduction.py` from the files in `results/`, each the
 record of one run by `pfedfda reproduce`. A cell shows our mean over clients with the standard
 deviation over clients in brackets, the paper's numbers below it in italics, and the difference of
 the means, in bold if it is larger than two standard errors over clients (as if the two means were

@@ -1,4 +1,4 @@
-"""Draw the figures of the documentation: ``python docs/draw_figures.py``.
+"""Draw the figures of the documentation: ``python tools/draw_figures.py``.
 
 Everything is computed with `pfedfda.gaussian`; seeds are fixed, so the figures can be made again.
 """
@@ -24,7 +24,7 @@ from pfedfda.gaussian import (
     interpolation_error_bound,
 )
 
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 # Colours that colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
