@@ -47,8 +47,8 @@ def build_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         "weighted",
         "worst\ntenth",
         "seconds",
-        "MB up\nper round",
-        "MB down\nper round",
+        "MB up\n/ round",
+        "MB down\n/ round",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     best = max((s.get("mean_accuracy", 0.0) for s in summaries), default=0.0)
