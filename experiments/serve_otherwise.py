@@ -2,7 +2,7 @@
 
 The model that a run ends with is personalised as each method does it for a client that has kept
 nothing, and tested. For a run of pFedMe this tells what its w is worth by itself, fine-tuned, or as
-the clients send it, and so whether the training or what serves explains an accuracy:
+the clients send it, and so whether the training or the model used explains an accuracy:
 
     python experiments/serve_otherwise.py runs/pfedme fedavg pfedme experiments/pfedme_w.py
 

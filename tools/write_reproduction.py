@@ -296,7 +296,7 @@ def betas(federation: str, records: Sequence[Any]) -> str:
         f"![β by corruption](figures/{figure_name('beta', federation)})",
         "",
         "Means over the clients of a corruption, lines to one standard error on both sides. 0 is "
-        "the Gaussians of the federation, 1 the client's own. In the mean over all:",
+        "the Gaussians of the federation, 1 the client's own. On average over all:",
         "",
         "| method | β of corrupted clients | β of the others |",
         "|---|---:|---:|",

@@ -274,7 +274,7 @@ def test_stored_personalisation_serves_the_trained_body() -> None:
     assert all(torch.equal(t, update.tensors[f"body.{name}"]) for name, t in served.items())
     assert personal.metrics["beta"] == pytest.approx(update.metrics["beta"])
     fresh = replace(ALGORITHM_1, personal="fresh").train(make_client(LABELS), state)
-    assert same(fresh.tensors, update.tensors)  # what serves does not change what is sent
+    assert same(fresh.tensors, update.tensors)  # the model used does not change what is sent
 
 
 def test_rare_classes_can_be_served_with_the_global_mean() -> None:
