@@ -32,9 +32,9 @@ Matrix = NDArray[np.float64]
 def make_clients(number: int, alpha: float = 0.5) -> tuple[Matrix, Matrix]:
     """Return the class features and variances of clients that hold digits."""
     digits, random = Digits().load(), np.random.default_rng(0)
-    body = build_model(ModelConfig(), digits.images.shape[1:], 10, seed=0).body
+    body = build_model(ModelConfig(), digits.inputs.shape[1:], 10, seed=0).body
     with torch.no_grad():
-        features = body(to_input(torch.from_numpy(digits.images))).double()
+        features = body(to_input(torch.from_numpy(digits.inputs))).double()
     class_features, variances = [], []
     for _ in range(number):
         shares = random.dirichlet([alpha] * 10)[digits.labels]

@@ -18,7 +18,7 @@ from pfedfda.seeding import torch_generator
 
 def make_client(task: Task, images: int) -> Client:
     generator = torch_generator("benchmark")
-    shape = (images, *task.image_shape)
+    shape = (images, *task.input_shape)
     return Client(
         client_id=0,
         round=2,

@@ -45,19 +45,20 @@ def write_federation(folder: Path, clients: int) -> None:
     """Write a prepared federation: every client has a dozen of the digits, again and again."""
     digits = Digits().load()
     held = TRAIN + TEST
-    shape = (clients * held, *digits.images.shape[1:])
+    shape = (clients * held, *digits.inputs.shape[1:])
     images = np.lib.format.open_memmap(
-        folder / "images.npy", mode="w+", dtype=np.uint8, shape=shape
+        folder / "inputs.npy", mode="w+", dtype=np.uint8, shape=shape
     )
-    for start in range(0, len(images), len(digits.images)):
-        part = images[start : start + len(digits.images)]
-        part[:] = digits.images[: len(part)]
+    for start in range(0, len(images), len(digits.inputs)):
+        part = images[start : start + len(digits.inputs)]
+        part[:] = digits.inputs[: len(part)]
     images.flush()
     np.save(folder / "labels.npy", np.resize(digits.labels, len(images)))
     index = {
         "format": FORMAT,
         "config": {},
-        "shape": digits.images.shape[1:],
+        "shape": digits.inputs.shape[1:],
+        "type": "uint8",
         "class_names": digits.class_names,
         "names": [str(client) for client in range(clients)],
         "train": [TRAIN] * clients,

@@ -118,7 +118,7 @@ def step_bare(
         (
             to_input(
                 torch.randint(
-                    0, 256, (size, *task.image_shape), dtype=torch.uint8, generator=generator
+                    0, 256, (size, *task.input_shape), dtype=torch.uint8, generator=generator
                 )
             ),
             torch.randint(0, task.num_classes, (size,), generator=generator),
@@ -194,11 +194,12 @@ def make_federation(setting: Setting, folder: Path) -> Federation:
     random = np.random.default_rng(0)
     task = setting.task
     count = setting.clients * (setting.images + TEST_IMAGES)
-    images = random.integers(0, 256, (count, *task.image_shape), dtype=np.uint8)
-    np.save(folder / "images.npy", images)
+    images = random.integers(0, 256, (count, *task.input_shape), dtype=np.uint8)
+    np.save(folder / "inputs.npy", images)
     np.save(folder / "labels.npy", random.integers(0, task.num_classes, count))
     index = {
-        "shape": task.image_shape,
+        "shape": task.input_shape,
+        "type": "uint8",
         "class_names": [str(number) for number in range(task.num_classes)],
         "train": [setting.images] * setting.clients,
         "test": [TEST_IMAGES] * setting.clients,

@@ -29,7 +29,7 @@ GREY = 128
 def spoil(federation: Federation, what: str, test_only: bool = False) -> None:
     """Permute the labels or blank the images of every corrupted client, in the files."""
     labels = np.load(federation.folder / "labels.npy", mmap_mode="r+")
-    images = np.load(federation.folder / "images.npy", mmap_mode="r+")
+    images = np.load(federation.folder / "inputs.npy", mmap_mode="r+")
     start = 0
     for client, corruption in enumerate(federation.attributes["corruption"]):
         random = numpy_generator("mixed-labels", client)

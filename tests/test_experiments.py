@@ -85,7 +85,7 @@ def test_ways_to_serve_may_have_settings_of_their_own(
 def test_class_counts_of_a_client_by_hand(tmp_path: Path) -> None:
     labels = np.array([2, 0, 0, 0, 1, 2, 0])  # three for training, four for the test
     np.save(tmp_path / "labels.npy", labels)
-    np.save(tmp_path / "images.npy", np.zeros((7, 2, 2, 1), np.uint8))
+    np.save(tmp_path / "inputs.npy", np.zeros((7, 2, 2, 1), np.uint8))
     (tmp_path / "index.json").write_text('{"train": [3], "test": [4]}')
     assert count(Federation(tmp_path), 0) == (2, 0.75, 0.5)
 
@@ -97,9 +97,12 @@ def test_only_corrupted_clients_are_spoiled(tmp_path: Path, what: str, test_only
     (tmp_path / "index.json").write_text(json.dumps(sizes))
     labels, images = np.arange(80), np.full((80, 2, 2, 1), 7, np.uint8)
     np.save(tmp_path / "labels.npy", labels)
-    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "inputs.npy", images)
     spoil(Federation(tmp_path), what, test_only)
-    after = {name: np.load(tmp_path / f"{name}.npy") for name in ("labels", "images")}
+    after = {
+        "labels": np.load(tmp_path / "labels.npy"),
+        "images": np.load(tmp_path / "inputs.npy"),
+    }
     first = 60 if test_only else 40  # clients follow each other, training before test samples
     untouched = "images" if what == "labels" else "labels"
     assert np.array_equal(after[untouched], {"labels": labels, "images": images}[untouched])
@@ -136,7 +139,7 @@ def test_total_scatter_is_the_covariance_of_the_union() -> None:
     updates = [method.train(client, method.message(state, 0)) for client in clients]
     after = method.aggregate(state, updates)
     body = task.build_model().body
-    parts = [body(to_input(c.samples.images)).detach().double() for c in clients]
+    parts = [body(to_input(c.samples.inputs)).detach().double() for c in clients]
     features, labels = torch.cat(parts), torch.tensor([*groups[0], *groups[1]])
 
     def scatter(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -158,7 +161,7 @@ def test_estimated_start_is_a_round_of_statistics_without_training() -> None:
     assert all(torch.equal(update.tensors[name], t) for name, t in body.items())
     assert "train_loss" not in update.metrics
     after = method.aggregate(state, [update])
-    features = TASK.build_model().body(to_input(client.samples.images)).detach()
+    features = TASK.build_model().body(to_input(client.samples.inputs)).detach()
     for c in range(3):
         expected = features[client.samples.labels == c].mean(0)
         torch.testing.assert_close(after["means"][c], expected, rtol=1e-4, atol=1e-5)
@@ -184,7 +187,7 @@ def test_relative_ridge_does_not_depend_on_the_scale_of_features() -> None:
 
 def test_a_relative_ridge_holds_when_a_client_adapts_too() -> None:
     """Without interpolation: the classifier's weights are those of an estimate with that ridge."""
-    features = TASK.build_model().body(to_input(make_client(LABELS).samples.images)).detach()
+    features = TASK.build_model().body(to_input(make_client(LABELS).samples.inputs)).detach()
     own = estimate_statistics(features, torch.tensor(LABELS), 4)
     unit = float(own.covariance.diagonal().mean())
     relative = PFedFDAVariants(ridge=0.5, relative_ridge=True, betas="none")

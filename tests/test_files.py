@@ -94,7 +94,7 @@ def test_scratch_of_a_killed_group_of_processes_is_removed(
 ) -> None:
     monkeypatch.setattr(local_engine, "SHARED_MEMORY", tmp_path)
     training = TrainingConfig(epochs=1, batch_size=4)
-    task = Task(ModelConfig(), tiny.image_shape, len(tiny.class_names), len(tiny), training)
+    task = Task(ModelConfig(), tiny.input_shape, len(tiny.class_names), len(tiny), training)
 
     def train(engine: LocalEngine) -> None:
         states = ClientStates(tmp_path / "states")

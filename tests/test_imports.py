@@ -8,7 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "pfedfda"
 ORDER = (
-    {"errors", "files", "seeding", "version"},
+    {"errors", "files", "inputs", "seeding", "version"},
     {"gaussian", "data", "models"},
     {"methods"},
     {"engine", "runs"},

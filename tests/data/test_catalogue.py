@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pfedfda.data import FEDERATIONS, FederationConfig, digit5, open_source, prepare
-from pfedfda.data.sources import ImageSet
+from pfedfda.data.sources import Dataset
 from pfedfda.errors import InputError
 from pfedfda.runs.config import make_config
 from tests.conftest import write_image
@@ -24,12 +24,12 @@ def test_every_named_federation_is_a_valid_configuration() -> None:
 def test_font_digits_are_the_same_every_time_and_differ_from_each_other() -> None:
     source = digit5.FontDigits(40)
     first, second = source.load(), source.load()
-    np.testing.assert_array_equal(first.images, second.images)
-    assert first.images.shape == (40, 32, 32, 3)
-    assert len({image.tobytes() for image in first.images}) == 40
+    np.testing.assert_array_equal(first.inputs, second.inputs)
+    assert first.inputs.shape == (40, 32, 32, 3)
+    assert len({image.tobytes() for image in first.inputs}) == 40
     assert np.bincount(first.labels).tolist() == [4] * 10
     # Every image shows something: its colours are not all alike.
-    assert first.images.reshape(40, -1).astype(float).std(axis=1).min() > 10
+    assert first.inputs.reshape(40, -1).astype(float).std(axis=1).min() > 10
 
 
 class FakeDomain:
@@ -41,10 +41,10 @@ class FakeDomain:
     def key(self) -> dict[str, int]:
         return {"seed": self.seed}
 
-    def load(self, progress: object = None) -> ImageSet:
+    def load(self, progress: object = None) -> Dataset:
         random = np.random.default_rng(self.seed)
         images = random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8)
-        return ImageSet(images, np.arange(200) % 10, tuple("0123456789"))
+        return Dataset(images, np.arange(200) % 10, tuple("0123456789"))
 
 
 def test_each_client_of_digit5_is_one_domain(
@@ -56,10 +56,10 @@ def test_each_client_of_digit5_is_one_domain(
     prepared = prepare(config, cache=tmp_path)
     assert prepared.attributes["domain"] == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
     assert prepared.client_names[5] == "b-1"
-    owner = {image.tobytes(): name for name, d in domains.items() for image in d.load().images}
+    owner = {image.tobytes(): name for name, d in domains.items() for image in d.load().inputs}
     for client in range(12):
         data = prepared.client(client)
-        images = np.concatenate([data.train_images, data.test_images])
+        images = np.concatenate([data.train_inputs, data.test_inputs])
         assert {owner[i.tobytes()] for i in images} == {prepared.attributes["domain"][client]}
     assert (prepared.train_sizes + prepared.test_sizes).sum() == 600
 
@@ -94,6 +94,6 @@ def test_real_federations(
     prepared = prepare(make_config({}, name).federation, cache=tmp_path)
     assert len(prepared) == clients
     assert len(prepared.class_names) == classes
-    assert prepared.image_shape == shape
+    assert prepared.input_shape == shape
     if name == "emnist":  # each client is exactly one writer
         assert len(set(prepared.client_names)) == clients

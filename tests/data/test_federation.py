@@ -30,18 +30,18 @@ def row_set(images: np.ndarray) -> set[bytes]:
 def test_every_client_is_a_slice_with_the_right_labels(tmp_path: Path) -> None:
     prepared = prepare(CONFIG, cache=tmp_path)
     source = open_source("digits").load()
-    label_of = {i.tobytes(): y for i, y in zip(source.images, source.labels, strict=True)}
+    label_of = {i.tobytes(): y for i, y in zip(source.inputs, source.labels, strict=True)}
     seen = 0
     for client in range(len(prepared)):
         data = prepared.client(client)
         for images, labels in (
-            (data.train_images, data.train_labels),
-            (data.test_images, data.test_labels),
+            (data.train_inputs, data.train_labels),
+            (data.test_inputs, data.test_labels),
         ):
             assert [label_of[i.tobytes()] for i in images] == labels.tolist()
             seen += len(labels)
     assert seen == len(source.labels)
-    assert isinstance(prepared.images.base, np.memmap)
+    assert isinstance(prepared.inputs.base, np.memmap)
 
 
 def test_split_is_eighty_twenty_and_disjoint(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_split_is_eighty_twenty_and_disjoint(tmp_path: Path) -> None:
         total = len(data.train_labels) + len(data.test_labels)
         assert len(data.train_labels) == int(0.8 * total)
     rows = [
-        row_set(prepared.client(c).train_images) | row_set(prepared.client(c).test_images)
+        row_set(prepared.client(c).train_inputs) | row_set(prepared.client(c).test_inputs)
         for c in range(12)
     ]
     assert sum(len(r) for r in rows) == len(set().union(*rows))
@@ -66,8 +66,8 @@ def test_training_fractions_are_nested_and_leave_the_test_set(tmp_path: Path) ->
             data, larger = part.client(client), previous.client(client)
             expected = round(len(whole.client(client).train_labels) * fraction)
             assert len(data.train_labels) == expected
-            assert row_set(data.train_images) <= row_set(larger.train_images)
-            np.testing.assert_array_equal(data.test_images, whole.client(client).test_images)
+            assert row_set(data.train_inputs) <= row_set(larger.train_inputs)
+            np.testing.assert_array_equal(data.test_inputs, whole.client(client).test_inputs)
         previous = part
 
 
@@ -83,13 +83,13 @@ def test_validation_images_come_from_the_training_set_alone(
         data, part = whole.client(client), held_out.client(client)
         assert len(part.test_labels) == round(0.2 * len(data.train_labels))
         # Together they are the training set without validation, to the bit: also where corrupted.
-        both = np.concatenate([part.train_images, part.test_images])
-        np.testing.assert_array_equal(both, data.train_images)
+        both = np.concatenate([part.train_inputs, part.test_inputs])
+        np.testing.assert_array_equal(both, data.train_inputs)
         labels = np.concatenate([part.train_labels, part.test_labels])
         np.testing.assert_array_equal(labels, data.train_labels)
         if shift == "none":  # no two of the digits are equal
-            assert not row_set(part.train_images) & row_set(part.test_images)
-            assert not row_set(both) & row_set(data.test_images)
+            assert not row_set(part.train_inputs) & row_set(part.test_inputs)
+            assert not row_set(both) & row_set(data.test_inputs)
 
 
 def test_validation_leaves_every_client_one_of_both(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_everything_that_determines_it_is_in_the_key(
 
 def test_damaged_federation_is_made_again(tmp_path: Path) -> None:
     first = prepare(CONFIG, cache=tmp_path)
-    expected = first.images.copy()
-    path = first.folder / "images.npy"
+    expected = first.inputs.copy()
+    path = first.folder / "inputs.npy"
     path.write_bytes(path.read_bytes()[:-1000])
-    np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).images, expected)
+    np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).inputs, expected)
     (first.folder / "index.json").write_text("{")
-    np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).images, expected)
+    np.testing.assert_array_equal(prepare(CONFIG, cache=tmp_path).inputs, expected)
 
 
 def change_quietly(path: Path, change: Callable[[bytearray], object]) -> None:
@@ -172,7 +172,7 @@ def swap_names(content: bytearray) -> None:
 @pytest.mark.parametrize("small", [0, 2**26], ids=["large", "small"])
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("labels.npy", swap_labels), ("images.npy", brighten_a_pixel), ("index.json", swap_names)],
+    [("labels.npy", swap_labels), ("inputs.npy", brighten_a_pixel), ("index.json", swap_names)],
 )
 def test_quiet_changes_are_noticed_and_told(
     tmp_path: Path,
@@ -201,17 +201,17 @@ def test_large_files_are_hashed_once_for_each_change(
     monkeypatch.setattr(
         data_store, "file_hash", lambda path: hashed.append(path.name) or real(path)
     )
-    images = prepare(CONFIG, cache=tmp_path).folder / "images.npy"
+    images = prepare(CONFIG, cache=tmp_path).folder / "inputs.npy"
     monkeypatch.setattr(data_store, "ALWAYS_HASHED", images.stat().st_size - 1)
     for expected in (1, 0, 0):
         hashed.clear()
         prepare(CONFIG, cache=tmp_path)
-        assert hashed.count("images.npy") == expected
+        assert hashed.count("inputs.npy") == expected
         assert hashed.count("labels.npy") == 1
     images.touch()
     hashed.clear()
     prepare(CONFIG, cache=tmp_path)
-    assert hashed.count("images.npy") == 1
+    assert hashed.count("inputs.npy") == 1
 
 
 def test_hashes_are_as_other_programs_compute_them(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_hashes_are_as_other_programs_compute_them(tmp_path: Path) -> None:
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     expected = [
         f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}"
-        for name in ("images.npy", "index.json", "labels.npy")
+        for name in ("index.json", "inputs.npy", "labels.npy")
     ]
     assert lines == expected
 
@@ -239,7 +239,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     source = open_source("digits").load()
     prints = []
     for name, change in (("a", 0), ("b", 0), ("c", 1)):
-        images = source.images.copy()
+        images = source.inputs.copy()
         images[900, 0, 0] += change
         np.savez(tmp_path / f"{name}.npz", images=images, labels=source.labels)
         config = replace(CONFIG, source=str(tmp_path / f"{name}.npz"))
@@ -266,7 +266,7 @@ def test_two_processes_at_once_do_not_spoil_it(tmp_path: Path) -> None:
             assert process.exitcode == 0
         folders = list((cache / "federations").iterdir())
         assert [f.name for f in folders] == [expected.folder.name]  # no leftovers either
-        for name in ("images.npy", "labels.npy", "index.json"):
+        for name in ("inputs.npy", "labels.npy", "index.json"):
             assert (folders[0] / name).read_bytes() == (expected.folder / name).read_bytes()
 
 
@@ -330,7 +330,7 @@ def test_a_disk_that_is_full_is_one_sentence(small_disk: Path) -> None:
 
 
 def test_federation_travels_as_its_folder(tiny: Federation) -> None:
-    assert tiny.images is not None
+    assert tiny.inputs is not None
     assert len(pickle.dumps(tiny)) < 1000
     assert pickle.loads(pickle.dumps(tiny)) == tiny
 

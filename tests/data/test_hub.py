@@ -53,7 +53,7 @@ def write_repository(
 def test_splits_are_merged_in_order_and_bit_exact(tmp_path: Path) -> None:
     write_repository(tmp_path)
     loaded = open_source("hub:somebody/shapes", data_dir=tmp_path).load()
-    np.testing.assert_array_equal(loaded.images, IMAGES)
+    np.testing.assert_array_equal(loaded.inputs, IMAGES)
     assert loaded.labels.tolist() == LABELS
     assert loaded.class_names == ("circle", "square", "star")
     assert loaded.groups is None
@@ -71,7 +71,7 @@ def test_groups_become_clients(tmp_path: Path) -> None:
     )
     prepared = prepare(config)
     assert prepared.client_names == ["w0", "w1"]
-    assert prepared.image_shape == (28, 28, 3)
+    assert prepared.input_shape == (28, 28, 3)
 
 
 def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = source.load()
     monkeypatch.setattr("pfedfda.data.hub.decode_all", lambda *_: pytest.fail("decoded twice"))
     second = source.load()
-    np.testing.assert_array_equal(first.images, second.images)
+    np.testing.assert_array_equal(first.inputs, second.inputs)
     assert first.class_names == second.class_names
 
 
@@ -88,11 +88,11 @@ def test_a_decoded_dataset_with_a_changed_byte_is_decoded_again(tmp_path: Path) 
     write_repository(tmp_path)
     source = open_source("hub:somebody/shapes", data_dir=tmp_path)
     source.load()
-    (path,) = default_cache().glob("sources/*/images.npy")
+    (path,) = default_cache().glob("sources/*/inputs.npy")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    np.testing.assert_array_equal(source.load().images, IMAGES)
+    np.testing.assert_array_equal(source.load().inputs, IMAGES)
 
 
 def test_plain_integer_labels_need_no_names(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_dataset_of_image_files_is_read(tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             Image.fromarray(IMAGES[number]).save(folder / "one.png")
     loaded = open_source("hub:somebody/pets", data_dir=tmp_path).load()
-    np.testing.assert_array_equal(loaded.images, IMAGES[[0, 1, 0, 1]])
+    np.testing.assert_array_equal(loaded.inputs, IMAGES[[0, 1, 0, 1]])
     assert loaded.class_names == ("cat", "dog")
 
 

@@ -42,14 +42,14 @@ def test_training_and_test_images_get_the_same_corruption(tmp_path: Path) -> Non
     for client in range(12):
         before, after = plain.client(client), shifted.client(client)
         if client >= 6:
-            np.testing.assert_array_equal(before.train_images, after.train_images)
-            np.testing.assert_array_equal(before.test_images, after.test_images)
+            np.testing.assert_array_equal(before.train_inputs, after.train_inputs)
+            np.testing.assert_array_equal(before.test_inputs, after.test_inputs)
             continue
         name = shifted.attributes["corruption"][client]
         severity = shifted.attributes["severity"][client]
         for images, got, end in (
-            (before.train_images, after.train_images, ()),
-            (before.test_images, after.test_images, ("test",)),
+            (before.train_inputs, after.train_inputs, ()),
+            (before.test_inputs, after.test_inputs, ("test",)),
         ):
             random = numpy_generator("shift", CONFIG.partition_seed, client, *end)
             np.testing.assert_array_equal(got, corrupt(images, name, severity, random))
@@ -64,9 +64,9 @@ def test_corrupted_test_images_do_not_depend_on_the_share_of_training_images(
     part = prepare(replace(config, train_fraction=share), cache=tmp_path)
     for client in range(20):
         more, less = whole.client(client), part.client(client)
-        np.testing.assert_array_equal(less.test_images, more.test_images)
+        np.testing.assert_array_equal(less.test_inputs, more.test_inputs)
         kept = len(less.train_labels)
-        np.testing.assert_array_equal(less.train_images, more.train_images[:kept])
+        np.testing.assert_array_equal(less.train_inputs, more.train_inputs[:kept])
 
 
 def test_version_1_corrupts_all_images_of_a_client_from_one_stream(tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_version_1_corrupts_all_images_of_a_client_from_one_stream(tmp_path: Pat
     for client in range(6):
         before, after = plain.client(client), old.client(client)
         name, severity = (old.attributes[what][client] for what in ("corruption", "severity"))
-        both = np.concatenate([before.train_images, before.test_images])
+        both = np.concatenate([before.train_inputs, before.test_inputs])
         random = numpy_generator("shift", CONFIG.partition_seed, client)
-        got = np.concatenate([after.train_images, after.test_images])
+        got = np.concatenate([after.train_inputs, after.test_inputs])
         np.testing.assert_array_equal(got, corrupt(both, name, severity, random))
-        np.testing.assert_array_equal(after.train_images, new.client(client).train_images)
+        np.testing.assert_array_equal(after.train_inputs, new.client(client).train_inputs)
 
 
 def test_the_version_makes_no_difference_without_corrupted_test_images(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_the_version_makes_no_difference_without_corrupted_test_images(tmp_path:
     assert plain[0] == plain[1]
     validation = replace(CONFIG, shift="paper", validation_share=0.2)
     first, second = (prepare(replace(validation, shift_version=v), tmp_path) for v in (1, 2))
-    np.testing.assert_array_equal(first.images, second.images)
+    np.testing.assert_array_equal(first.inputs, second.inputs)
     with pytest.raises(InputError, match="shift-version is 3; it must be 1 or 2"):
         replace(CONFIG, shift_version=3)
 
 
 def test_same_seed_same_bytes(tmp_path: Path) -> None:
     config = replace(CONFIG, shift="paper")
-    first, second = (prepare(config, cache=tmp_path / name).images for name in "ab")
+    first, second = (prepare(config, cache=tmp_path / name).inputs for name in "ab")
     np.testing.assert_array_equal(first, second)
 
 

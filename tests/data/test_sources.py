@@ -7,18 +7,18 @@ from sklearn.datasets import load_digits
 
 from pfedfda.data.catalogue import open_source
 from pfedfda.data.decoding import DEFAULT_SIZES
-from pfedfda.data.sources import ImageSet
+from pfedfda.data.sources import Dataset
 from pfedfda.errors import InputError
 from tests.conftest import write_image
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
     digits = open_source("digits").load()
-    assert digits.images.shape == (1797, 28, 28, 1)
-    assert digits.images.dtype == np.uint8
+    assert digits.inputs.shape == (1797, 28, 28, 1)
+    assert digits.inputs.dtype == np.uint8
     np.testing.assert_array_equal(digits.labels, load_digits().target)
     # Scaled down again by averaging, they are the originals up to interpolation.
-    small = np.stack([np.asarray(Image.fromarray(i[..., 0]).resize((8, 8))) for i in digits.images])
+    small = np.stack([np.asarray(Image.fromarray(i[..., 0]).resize((8, 8))) for i in digits.inputs])
     original = load_digits().images * (255 / 16)
     correlation = np.corrcoef(small.ravel(), original.ravel())[0, 1]
     assert correlation > 0.97
@@ -31,12 +31,12 @@ def test_folder_of_classes(tmp_path: Path) -> None:
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     write_image(tmp_path / ".hidden" / "x.png")
     loaded = open_source(str(tmp_path)).load()
-    assert loaded.images.shape == (6, 28, 28, 3)
+    assert loaded.inputs.shape == (6, 28, 28, 3)
     assert loaded.class_names == ("cat", "dog")
     assert loaded.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert loaded.groups is None
     with Image.open(tmp_path / "cat" / "1.png") as image:
-        np.testing.assert_array_equal(loaded.images[1], np.asarray(image))
+        np.testing.assert_array_equal(loaded.inputs[1], np.asarray(image))
 
 
 def test_folder_of_clients(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_folder_of_clients(tmp_path: Path) -> None:
     assert loaded.groups is not None
     assert loaded.groups.tolist() == [0, 0, 1]
     assert loaded.labels.tolist() == [0, 1, 1]
-    assert loaded.images.shape[3] == 1  # all grey
+    assert loaded.inputs.shape[3] == 1  # all grey
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_default_size_of_folder_images(
 ) -> None:
     for number, size in enumerate(sizes):
         write_image(tmp_path / "one" / f"{number}.png", size=size)
-    assert open_source(str(tmp_path)).load().images.shape[1:3] == (expected, expected)
+    assert open_source(str(tmp_path)).load().inputs.shape[1:3] == (expected, expected)
 
 
 def test_sixteen_bit_images_keep_their_upper_bits(tmp_path: Path) -> None:
     deep = (np.arange(28 * 28).reshape(28, 28) * 80).astype(np.uint16)
     (tmp_path / "one").mkdir()
     Image.fromarray(deep).save(tmp_path / "one" / "deep.png")
-    loaded = open_source(str(tmp_path)).load().images[0, ..., 0]
+    loaded = open_source(str(tmp_path)).load().inputs[0, ..., 0]
     assert np.abs(loaded.astype(int) - deep / 257).max() <= 1
 
 
@@ -83,10 +83,10 @@ def test_npz(tmp_path: Path) -> None:
     clients = np.array(["b", "a", "b", "a"])
     np.savez(path, images=images, labels=np.array([0, 1, 1, 0], dtype=np.int32), clients=clients)
     loaded = open_source(str(path)).load()
-    np.testing.assert_array_equal(loaded.images[..., 0], images)
+    np.testing.assert_array_equal(loaded.inputs[..., 0], images)
     assert loaded.groups is not None
     assert [loaded.group_names[g] for g in loaded.groups] == clients.tolist()
-    assert open_source(str(path), image_size=28).load().images.shape == (4, 28, 28, 1)
+    assert open_source(str(path), image_size=28).load().inputs.shape == (4, 28, 28, 1)
 
 
 def test_key_changes_with_the_content(tmp_path: Path) -> None:
@@ -181,4 +181,4 @@ def test_image_size_is_checked() -> None:
 
 def test_wrong_number_of_channels() -> None:
     with pytest.raises(InputError, match="1 or 3 channels"):
-        ImageSet(np.zeros((1, 8, 8, 2), dtype=np.uint8), np.zeros(1, dtype=np.int64), ("a",))
+        Dataset(np.zeros((1, 8, 8, 2), dtype=np.uint8), np.zeros(1, dtype=np.int64), ("a",))

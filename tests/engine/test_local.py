@@ -30,7 +30,7 @@ from pfedfda.models import ModelConfig, model_tensors
 @pytest.fixture
 def task(tiny: Federation) -> Task:
     training = TrainingConfig(epochs=1, batch_size=4)
-    return Task(ModelConfig(), tiny.image_shape, len(tiny.class_names), len(tiny), training)
+    return Task(ModelConfig(), tiny.input_shape, len(tiny.class_names), len(tiny), training)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in chosen:
         path = folder / str(digits.labels[row]) / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(255 - digits.images[row, ..., 0]).save(path)
+        Image.fromarray(255 - digits.inputs[row, ..., 0]).save(path)
     return folder
 
 
@@ -60,7 +60,7 @@ def test_a_new_client_gets_a_model_without_training(finished: Path, newcomer: Pa
 def test_the_written_model_is_the_model(finished: Path, newcomer: Path) -> None:
     result = personalize(finished, str(newcomer), seed=3)
     model = load_model(result.folder)
-    images = to_input(torch.from_numpy(open_source(str(newcomer)).load().images))
+    images = to_input(torch.from_numpy(open_source(str(newcomer)).load().inputs))
     torch.testing.assert_close(model(images), result.model.eval()(images))
     description = json.loads((result.folder / "model.json").read_text())
     assert description["class_names"] == [str(d) for d in range(10)]

@@ -90,7 +90,7 @@ def test_every_site_gets_its_personal_model(tmp_path: Path) -> None:
     for number, name in enumerate(["vilnius", "kaunas", "klaipeda"]):
         (folder,) = (tmp_path / "sites" / name).glob("*/model")
         data = federation.client(number)
-        images = torch.from_numpy(np.array(data.test_images)).permute(0, 3, 1, 2) * (2 / 255) - 1
+        images = torch.from_numpy(np.array(data.test_inputs)).permute(0, 3, 1, 2) * (2 / 255) - 1
         found = pfedfda.load_model(folder)(images).argmax(1).numpy()
         assert (found == data.test_labels).mean() == pytest.approx(accuracy[name])
 

@@ -51,7 +51,11 @@ def test_sites_may_hold_some_of_the_given_classes() -> None:
 @pytest.mark.parametrize(
     ("other", "class_names", "said"),
     [
-        (replace(VILNIUS, image_shape=(28, 28, 3)), (), "kaunas has 32×32×3 and vilnius has 28×28"),
+        (
+            replace(VILNIUS, input_shape=(28, 28, 3)),
+            (),
+            "kaunas has 32×32 colour and vilnius has 28×28",
+        ),
         (replace(VILNIUS, class_names=("cat", "cow")), (), "'cow' is one of the differences"),
         (replace(VILNIUS, class_names=("dog", "cat")), (), "do not agree"),
         (replace(VILNIUS, class_names=("cow",)), ("cat", "dog"), "has a class 'cow'"),
@@ -79,8 +83,10 @@ def test_sites_that_do_not_fit_are_refused(
         {"classes_held": 3},
         {"class_names": []},
         {"class_names": 5},
-        {"image_shape": [32]},
-        {"image_shape": [32, 32, "3"]},
+        {"input_shape": []},
+        {"input_shape": [2**14, 2**14, 3]},
+        {"input_type": "float16"},
+        {"input_shape": [32, 32, "3"]},
         {"attributes": "[1]"},
         {"attributes": '{"a": [1]}'},
         {"attributes": "x" * 10_000},

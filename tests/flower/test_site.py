@@ -31,7 +31,7 @@ def job() -> Job:
         {"method": "fedrep", "clients": 2, "train-fraction": 0.05, "epochs": 1, "rounds": 1}
     ).config
     digits = tuple(str(digit) for digit in range(10))
-    return Job("train", config, 0, 2, digits, (28, 28, 1), 1, 0, "run", keep_model=True)
+    return Job("train", config, 0, 2, digits, (28, 28, 1), "uint8", 1, 0, "run", keep_model=True)
 
 
 def settings() -> dict[str, Any]:

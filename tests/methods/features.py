@@ -20,7 +20,7 @@ def captured_training(method: PFedFDA) -> tuple[torch.Tensor, torch.Tensor, Upda
     state = method.init(TASK)
     update = method.train(client, method.message(state, 0))
     # Find each image again by its pixels, which tells its label.
-    inputs = to_input(client.samples.images)
+    inputs = to_input(client.samples.inputs)
     rows = [int((inputs - x).abs().flatten(1).sum(1).argmin()) for b in batches for x in b]
     assert len(heard) == 2 * 3 + (method.features in ("before", "after"))  # batches of 5 out of 11
     return torch.cat(heard).double(), client.samples.labels[rows], update, state

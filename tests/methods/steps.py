@@ -10,7 +10,7 @@ LR, DECAY = 0.05, 0.01
 # One batch and one epoch without momentum: a single step.
 ONE_STEP = Task(
     TASK.model,
-    TASK.image_shape,
+    TASK.input_shape,
     TASK.num_classes,
     TASK.num_clients,
     TrainingConfig(epochs=1, batch_size=100, lr=LR, momentum=0.0, weight_decay=DECAY),
@@ -21,7 +21,7 @@ def gradient(client: Client, weights: Tensors) -> Tensors:
     """Return the gradient of the cross-entropy over all of the client's samples."""
     model = client.task.build_model()
     model.load_state_dict(weights)
-    loss = F.cross_entropy(model(to_input(client.samples.images)), client.samples.labels)
+    loss = F.cross_entropy(model(to_input(client.samples.inputs)), client.samples.labels)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 

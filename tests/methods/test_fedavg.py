@@ -39,7 +39,7 @@ def plain_sgd(task: Task, images: torch.Tensor, labels: torch.Tensor, generator)
 def test_one_client_and_one_round_is_plain_sgd(tiny: Federation, tmp_path) -> None:
     """The whole way, engine included, against a loop written separately."""
     training = TrainingConfig(epochs=3, batch_size=3, lr=0.05)
-    task = Task(ModelConfig(), tiny.image_shape, len(tiny.class_names), len(tiny), training)
+    task = Task(ModelConfig(), tiny.input_shape, len(tiny.class_names), len(tiny), training)
     method = FedAvg()
     states = ClientStates(tmp_path)
     with LocalEngine(tiny, task, EngineConfig(workers=1)) as engine:
@@ -49,7 +49,7 @@ def test_one_client_and_one_round_is_plain_sgd(tiny: Federation, tmp_path) -> No
     data = tiny.client(4)
     expected = plain_sgd(
         task,
-        torch.from_numpy(np.array(data.train_images)),
+        torch.from_numpy(np.array(data.train_inputs)),
         torch.from_numpy(np.array(data.train_labels)),
         torch_generator("train", 0, 1, 4),
     )

@@ -191,7 +191,7 @@ def test_no_problem_is_larger_than_the_number_of_partners(monkeypatch: pytest.Mo
 def test_statistics_are_moments_of_the_features() -> None:
     client = make_client(LABELS)
     counts, means, squares = class_averages(client)
-    features = client.model.body(to_input(client.samples.images)).detach().double()
+    features = client.model.body(to_input(client.samples.inputs)).detach().double()
     labels = client.samples.labels
     assert counts.tolist() == [2, 3, 2, 0]
     for c in range(3):
@@ -345,7 +345,7 @@ def test_the_penalty_is_the_mean_squared_distance() -> None:
     message = method.message(method.init(task), 0) | {"known": known, "prototypes": prototypes}
     client = make_client(LABELS, task=task)
     loss = method.train(client, message).metrics["train_loss"]
-    features = client.model.body(to_input(client.samples.images)).detach()
+    features = client.model.body(to_input(client.samples.inputs)).detach()
     labels = client.samples.labels
     ordinary = torch.nn.functional.cross_entropy(client.model.head(features), labels)
     squared = ((features - prototypes[labels]) ** 2).sum(1) / 128 * (labels != 1)

@@ -68,7 +68,7 @@ def test_one_step_by_hand() -> None:
     start = ONE_STEP.initial_tensors()
     sent = FedRoD().train(client, start).tensors
     other = make_client(LABELS, task=ONE_STEP)
-    features = other.model.body(to_input(other.samples.images)).detach()
+    features = other.model.body(to_input(other.samples.inputs)).detach()
     labels = other.samples.labels
     shares = np.array([2.0, 3.0, 2.0])
 

@@ -226,7 +226,7 @@ def test_pooled_means_are_those_of_the_union() -> None:
     updates = [method.train(client, method.message(state, 0)) for client in clients]
     after = method.aggregate(state, updates)
     body = task.build_model().body
-    features = torch.cat([body(to_input(c.samples.images)) for c in clients]).detach()
+    features = torch.cat([body(to_input(c.samples.inputs)) for c in clients]).detach()
     labels = torch.cat([c.samples.labels for c in clients])
     for c in range(3):
         torch.testing.assert_close(
@@ -249,7 +249,7 @@ def test_fresh_personalisation_trains_nothing() -> None:
     personal = method.personalize(client, method.message(state, 0))
     body = {f"body.{name}": t for name, t in parameters_of(personal.model.body).items()}
     assert all(torch.equal(body[name], state[name]) for name in body)
-    features = personal.model.body(to_input(client.samples.images)).detach()
+    features = personal.model.body(to_input(client.samples.inputs)).detach()
     shared = GaussianStatistics(state["means"], unpack_symmetric(state["covariance"]))
     expected = adapt(
         features,
@@ -283,7 +283,7 @@ def test_rare_classes_can_be_served_with_the_global_mean() -> None:
     state = method.init(TASK)
     client = make_client(LABELS)  # four, four and three samples
     personal = method.personalize(client, method.message(state, 0))
-    features = personal.model.body(to_input(client.samples.images)).detach().double().numpy()
+    features = personal.model.body(to_input(client.samples.inputs)).detach().double().numpy()
     labels = np.array(LABELS)
     own = np.stack([features[labels == c].mean(0) for c in range(3)])
     centred = features - own[labels]

@@ -66,7 +66,7 @@ def test_an_epoch_sees_every_sample_once() -> None:
     assert len({tuple(order) for order in orders}) == 3
     for batch in batches(client):
         assert torch.equal(batch.labels, client.samples.labels[batch.rows])
-        assert torch.equal(batch.images, to_input(client.samples.images)[batch.rows])
+        assert torch.equal(batch.inputs, to_input(client.samples.inputs)[batch.rows])
 
 
 def test_input_is_scaled_and_channels_last() -> None:
@@ -81,7 +81,7 @@ def test_mean_loss_is_the_mean() -> None:
     """With a learning rate of almost zero the mean loss is that of the fixed model."""
     client = make_client([0, 1, 2, 3, 0, 1, 2])
     mean = sgd(client, client.model.parameters(), cross_entropy(client.model), lr=1e-12)
-    logits = client.model(to_input(client.samples.images))
+    logits = client.model(to_input(client.samples.inputs))
     expected = torch.nn.functional.cross_entropy(logits, client.samples.labels).item()
     assert mean == pytest.approx(expected, rel=1e-4)
     assert client.seconds["network"] > 0

@@ -194,7 +194,7 @@ def test_an_honest_file_may_be_compressed_and_large(tmp_path: Path) -> None:
     path = tmp_path / "images.npz"
     path.write_bytes(packed(True, images=images, labels=np.arange(25_000) % 50))
     assert images.nbytes > 20 * path.stat().st_size
-    assert open_source(str(path)).load().images.shape == (25_000, 105, 105, 1)
+    assert open_source(str(path)).load().inputs.shape == (25_000, 105, 105, 1)
 
 
 def test_too_many_classes_are_refused(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
     path.write_bytes(packed(images=IMAGES, labels=LABELS))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("../../evil.npy", b"not an array")
-    assert open_source(str(path)).load().images.shape == (12, 9, 9, 1)
+    assert open_source(str(path)).load().inputs.shape == (12, 9, 9, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["images.npz"]
 
 
@@ -256,7 +256,7 @@ def test_large_images_are_not_decoded_all_at_once(tmp_path: Path) -> None:
         path = tmp_path / "class" / f"{number}.png"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
-    program = "print(open_source(sys.argv[1]).load().images.shape)"
+    program = "print(open_source(sys.argv[1]).load().inputs.shape)"
     grown, printed = peak_memory(LOAD, program, str(tmp_path))
     assert printed == "(4, 64, 64, 1)"
     assert grown < 1.3e9  # decoding.DECODED_BYTES, and what a process has besides
@@ -304,7 +304,7 @@ def test_deep_images_keep_their_upper_bits(tmp_path: Path, kind: type[np.generic
     values = deep.astype(kind).astype(np.float64)
     expected = (values * (255.0 if kind is np.float32 else 255 / 65_535)).astype(np.uint8)
     fitted = ImageOps.fit(Image.fromarray(expected), (64, 64), Image.Resampling.BICUBIC)
-    loaded = open_source(str(tmp_path)).load().images[0, ..., 0]
+    loaded = open_source(str(tmp_path)).load().inputs[0, ..., 0]
     np.testing.assert_array_equal(loaded, np.asarray(fitted))
 
 
@@ -364,7 +364,7 @@ def test_a_folder_with_odd_things_in_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "dog" / "program.eps").write_bytes(POSTSCRIPT)
     os.mkfifo(tmp_path / "dog" / "pipe.png")
     loaded = open_source(str(tmp_path)).load()
-    assert loaded.images.shape[0] == 6
+    assert loaded.inputs.shape[0] == 6
     assert loaded.class_names == ("cat", "dog")
 
 

@@ -45,7 +45,7 @@ def letter(tmp_path: Path) -> Path:
 def images(tmp_path: Path, tiny: Federation) -> Path:
     data = tiny.client(0)
     path = tmp_path / "own.npz"
-    np.savez(path, images=data.train_images, labels=np.arange(len(data.train_labels)) % 2)
+    np.savez(path, images=data.train_inputs, labels=np.arange(len(data.train_labels)) % 2)
     return path
 
 

@@ -46,7 +46,7 @@ def images(tmp_path_factory: pytest.TempPathFactory, tiny: Federation) -> Path:
     path = tmp_path_factory.mktemp("images") / "own.npz"
     data = tiny.client(0)
     labels = np.arange(len(data.train_labels)) % 2
-    np.savez(path, images=data.train_images, labels=labels)
+    np.savez(path, images=data.train_inputs, labels=labels)
     return path
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_model_is_read_or_refused(
 
 @settings(max_examples=200, suppress_health_check=IN_ONE_FOLDER)
 @given(
-    name=st.sampled_from(["format", "model", "image_shape", "class_names"]),
+    name=st.sampled_from(["format", "model", "input_shape", "class_names"]),
     value=st.one_of(
         JSON_VALUES,
         st.lists(st.sampled_from([-1, 0, 1, 3, 28, 1000, 20_000, 10**12]), min_size=3, max_size=3),
@@ -170,7 +170,7 @@ def test_a_strange_manifest_is_refused(whole: Path, tmp_path: Path, data: st.Dat
     shutil.copytree(whole, tmp_path / "run", dirs_exist_ok=True)
     path = tmp_path / "run" / "checkpoint" / "manifest.json"
     manifest = json.loads((whole / "checkpoint" / "manifest.json").read_text())
-    name = data.draw(st.sampled_from([*PLACES, "task", "image_shape", "num_clients"]))
+    name = data.draw(st.sampled_from([*PLACES, "task", "input_shape", "num_clients"]))
     value = data.draw(JSON_VALUES)
     if name in PLACES:
         manifest[name] = value
@@ -264,7 +264,7 @@ DAMAGES = ["", "garbage", "[]", "{}", "[" * 100_000, '{"format": 2, "train": [1e
 
 
 @pytest.mark.parametrize("content", DAMAGES, ids=lambda text: text[:20])
-@pytest.mark.parametrize("name", ["index.json", "images.npy", "labels.npy"])
+@pytest.mark.parametrize("name", ["index.json", "inputs.npy", "labels.npy"])
 def test_a_damaged_federation_is_made_again(tmp_path: Path, name: str, content: str) -> None:
     config = FederationConfig(clients=3, partition="iid")
     made = prepare(config, tmp_path)
@@ -288,4 +288,4 @@ def test_a_strange_index_is_made_again(tmp_path: Path, name: str, value: Any) ->
     (made.folder / "index.json").write_text(json.dumps({**json.loads(whole), name: value}))
     again = prepare(config, tmp_path)
     assert len(again) == 3
-    assert again.client(2).train_images.shape[1:] == (28, 28, 1)
+    assert again.client(2).train_inputs.shape[1:] == (28, 28, 1)

@@ -9,7 +9,7 @@ from pfedfda.data.federation import (
     FederationConfig,
 )
 from pfedfda.data.preparing import prepare
-from pfedfda.data.sources import ImageSet, Source
+from pfedfda.data.sources import Dataset, Source
 from pfedfda.data.store import default_cache
 
 __all__ = [
@@ -18,9 +18,9 @@ __all__ = [
     "PARTITIONS",
     "SOURCES",
     "ClientData",
+    "Dataset",
     "Federation",
     "FederationConfig",
-    "ImageSet",
     "Source",
     "corrupt",
     "default_cache",

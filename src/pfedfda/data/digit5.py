@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from pfedfda.data.decoding import Progress
 from pfedfda.data.hub import HubDataset, data_folder
-from pfedfda.data.sources import Folder, ImageSet, Source
+from pfedfda.data.sources import Dataset, Folder, Source
 from pfedfda.errors import InputError
 from pfedfda.seeding import numpy_generator
 
@@ -58,7 +58,7 @@ class FontDigits:
         """Return the name, the version of the drawing, and the number."""
         return {"source": "fontdigits", "version": 1, "count": self.count}
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Draw the digits; the same ones every time."""
         from matplotlib import get_data_path
 
@@ -66,7 +66,7 @@ class FontDigits:
         paths = [str(folder / f"{name}.ttf") for name in FONTS]
         labels = np.arange(self.count) % 10
         images = np.stack([_draw(int(label), paths, row) for row, label in enumerate(labels)])
-        return ImageSet(images, labels, tuple("0123456789"))
+        return Dataset(images, labels, tuple("0123456789"))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Digit5:
         keys = {name: source.key() for name, source in self.domains().items()}
         return {"source": "digit5", "version": 1, "domains": keys}
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Load the domains one after the other."""
         images, labels, groups = [], [], []
         domains = self.domains()
@@ -115,12 +115,12 @@ class Digit5:
             part = source.load(progress)
             if len(part.class_names) != 10:
                 raise InputError(f"The domain {name} has {len(part.class_names)} classes, not 10.")
-            if part.images.shape[1:] != (SIZE, SIZE, 3):
-                raise InputError(f"The domain {name} has images of {part.images.shape[1:]}.")
-            images.append(part.images)
+            if part.inputs.shape[1:] != (SIZE, SIZE, 3):
+                raise InputError(f"The domain {name} has images of {part.inputs.shape[1:]}.")
+            images.append(part.inputs)
             labels.append(part.labels)
             groups.append(np.full(len(part.labels), number))
-        return ImageSet(
+        return Dataset(
             np.concatenate(images),
             np.concatenate(labels),
             tuple("0123456789"),

@@ -1,7 +1,7 @@
-"""Federations: who holds which images.
+"""Federations: who holds which samples.
 
 A federation is a source, split over clients by a partition, split again into training and test
-images inside every client. It is prepared once into a folder of the cache: one file of uint8 images
+samples inside every client. It is prepared once into a folder of the cache: one file of inputs
 sorted by client, the labels, and an index. Every worker maps the same file into memory, so a client
 is a slice and costs nothing until it is read.
 """
@@ -21,6 +21,7 @@ from pfedfda.data.partition import MIN_CLIENT_SAMPLES
 from pfedfda.data.shift import ShiftName
 from pfedfda.data.store import read_hashes
 from pfedfda.errors import InputError
+from pfedfda.inputs import InputType, describe_inputs
 
 PartitionName = Literal[
     "auto", "iid", "dirichlet", "client-dirichlet", "shards", "group", "group-dirichlet"
@@ -152,11 +153,11 @@ class FederationConfig:
 
 
 class ClientData(NamedTuple):
-    """The images of one client, as slices of the mapped file."""
+    """The samples of one client, as slices of the mapped file."""
 
-    train_images: NDArray[np.uint8]
+    train_inputs: NDArray[Any]
     train_labels: NDArray[np.int64]
-    test_images: NDArray[np.uint8]
+    test_inputs: NDArray[Any]
     test_labels: NDArray[np.int64]
 
 
@@ -184,20 +185,25 @@ class Federation:
         return index
 
     @cached_property
-    def images(self) -> NDArray[np.uint8]:
-        """All images, sorted by client, mapped from the file."""
-        return _map_array(self.folder / "images.npy")
+    def inputs(self) -> NDArray[Any]:
+        """All inputs, sorted by client, mapped from the file."""
+        return _map_array(self.folder / "inputs.npy")
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """All labels in the order of the images."""
+        """All labels in the order of the inputs."""
         return _map_array(self.folder / "labels.npy")
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of every image."""
-        height, width, channels = self.index["shape"]
-        return height, width, channels
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; height, width and channels for images."""
+        return tuple(self.index["shape"])
+
+    @property
+    def input_type(self) -> InputType:
+        """What inputs are: uint8 (images), float32 or int64."""
+        input_type: InputType = self.index["type"]
+        return input_type
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -235,7 +241,7 @@ class Federation:
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.train_sizes, self.test_sizes):
             digest.update(array.data)
-        for name in ("images.npy", "labels.npy"):
+        for name in ("inputs.npy", "labels.npy"):
             digest.update(hashes[name].encode())
         return digest.hexdigest()
 
@@ -253,9 +259,9 @@ class Federation:
         middle = start + int(self.train_sizes[client_id])
         stop = int(self._starts[client_id + 1])
         return ClientData(
-            self.images[start:middle],
+            self.inputs[start:middle],
             self.labels[start:middle],
-            self.images[middle:stop],
+            self.inputs[middle:stop],
             self.labels[middle:stop],
         )
 
@@ -265,12 +271,11 @@ class Federation:
 
     def describe(self) -> str:
         """Return a line about the federation for people."""
-        height, width, channels = self.image_shape
         sizes = self.train_sizes
-        colour = "grey" if channels == 1 else "colour"
         held_out = "validation" if self.index["config"].get("validation_share") else "test"
         return (
-            f"{len(self)} clients, {len(self.class_names)} classes, {height}×{width} {colour}, "
+            f"{len(self)} clients, {len(self.class_names)} classes, "
+            f"{describe_inputs(self.input_shape, self.input_type)}, "
             f"{sizes.min()}-{sizes.max()} training samples per client (median "
             f"{np.median(sizes):.0f}), {self.test_sizes.sum()} {held_out} samples in all"
         )

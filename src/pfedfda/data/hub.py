@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedfda.data.decoding import Encoded, Progress, decode_all
-from pfedfda.data.sources import ImageSet
+from pfedfda.data.sources import Dataset
 from pfedfda.data.store import DAMAGED, default_cache, is_intact, store
 from pfedfda.errors import InputError, quote
 from pfedfda.files import expand_user
@@ -71,7 +71,7 @@ class HubDataset:
             ]
         return {"source": "hub", "version": FORMAT, **settings, "files": files}
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Return the images, from the cache if they have been decoded before."""
         key = hashlib.sha256(json.dumps(self.key(), sort_keys=True).encode()).hexdigest()[:24]
         folder = default_cache() / "sources" / key
@@ -89,7 +89,7 @@ class HubDataset:
             return None
         return folder / self.repository
 
-    def _decode(self, progress: Progress | None) -> ImageSet:
+    def _decode(self, progress: Progress | None) -> Dataset:
         encoded: list[Encoded] = []
         labels: list[Any] = []
         groups: list[Any] = []
@@ -111,11 +111,11 @@ class HubDataset:
                 raise InputError(f"The dataset {self.repository} has no split with labels.")
             images = decode_all(encoded, self.image_size, progress, self.colour)
         numbers, class_names = _number(labels, class_names)
-        image_set = ImageSet(images, numbers, class_names)
+        dataset = Dataset(images, numbers, class_names)
         if groups:
             ids, names = _number(groups, ())
-            image_set = replace(image_set, groups=ids, group_names=names)
-        return image_set
+            dataset = replace(dataset, groups=ids, group_names=names)
+        return dataset
 
     def _splits(self, scratch: str) -> dict[str, Any]:
         """Open the local copy or the Hub, and return the splits by name."""
@@ -227,27 +227,27 @@ def _number(
     return numbers.astype(np.int64), tuple(str(value) for value in unique)
 
 
-def _write(image_set: ImageSet, folder: Path) -> None:
-    np.save(folder / "images.npy", image_set.images)
-    np.save(folder / "labels.npy", image_set.labels)
-    if image_set.groups is not None:
-        np.save(folder / "groups.npy", image_set.groups)
-    names = {"class_names": image_set.class_names, "group_names": image_set.group_names}
+def _write(dataset: Dataset, folder: Path) -> None:
+    np.save(folder / "inputs.npy", dataset.inputs)
+    np.save(folder / "labels.npy", dataset.labels)
+    if dataset.groups is not None:
+        np.save(folder / "groups.npy", dataset.groups)
+    names = {"class_names": dataset.class_names, "group_names": dataset.group_names}
     (folder / "names.json").write_text(json.dumps(names))
 
 
-def _read(folder: Path) -> ImageSet | None:
+def _read(folder: Path) -> Dataset | None:
     """Return a decoded source from the cache, None if it is not there or damaged."""
     if not is_intact(folder):
         return None
     try:
         names = json.loads((folder / "names.json").read_text())
-        images = np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False)
+        images = np.load(folder / "inputs.npy", mmap_mode="r", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         groups = None
         if names["group_names"]:
             groups = np.load(folder / "groups.npy", allow_pickle=False)
         class_names, group_names = tuple(names["class_names"]), tuple(names["group_names"])
-        return ImageSet(images, labels, class_names, groups, group_names)
+        return Dataset(images, labels, class_names, groups, group_names)
     except DAMAGED:
         return None

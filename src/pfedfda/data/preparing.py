@@ -1,4 +1,4 @@
-"""Preparing a federation: reading, dealing, splitting, corrupting and writing its images once."""
+"""Preparing a federation: reading, dealing, splitting, corrupting and writing its samples once."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ from pfedfda.data.corruptions import corrupt
 from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
 from pfedfda.data.shift import Shift, assign_shift, frost_photos
-from pfedfda.data.sources import ImageSet
+from pfedfda.data.sources import Dataset
 from pfedfda.data.store import default_cache, is_intact, store
 from pfedfda.errors import InputError
 from pfedfda.files import read_text, reserve
 from pfedfda.seeding import numpy_generator
 
-FORMAT = 4
+FORMAT = 5
 SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
 PrepareProgress = Callable[[str, int, int], None]
 
@@ -75,8 +75,8 @@ def prepare(
     def report(step: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(step, done, total)
 
-    image_set = source.load(report("reading images"))
-    names, parts, attributes = _deal(config, image_set, report("drawing a partition"))
+    dataset = source.load(report("reading images"))
+    names, parts, attributes = _deal(config, dataset, report("drawing a partition"))
     order, train_sizes, test_sizes = _split(config, parts)
     shifts = assign_shift(config.shift, config.shift_table, len(parts))
     if shifts:
@@ -89,8 +89,9 @@ def prepare(
     index = {
         "format": FORMAT,
         "config": {**asdict(config), "data_dir": None, "shift_table": None},
-        "shape": image_set.images.shape[1:],
-        "class_names": image_set.class_names,
+        "shape": dataset.inputs.shape[1:],
+        "type": str(dataset.inputs.dtype),
+        "class_names": dataset.class_names,
         "names": names,
         "train": train_sizes,
         "test": test_sizes,
@@ -99,10 +100,10 @@ def prepare(
 
     def write(folder: Path) -> None:
         photos = frost_photos(config.data_dir) if shifts else None
-        _write_images(
-            folder, config, image_set, order, index, shifts, photos, report("writing images")
+        _write_inputs(
+            folder, config, dataset, order, index, shifts, photos, report("writing images")
         )
-        np.save(folder / "labels.npy", image_set.labels[order])
+        np.save(folder / "labels.npy", dataset.labels[order])
         (folder / "index.json").write_text(json.dumps(index))
 
     store(target, write)
@@ -130,25 +131,25 @@ def _content(path: Path | None) -> str | None:
 
 def _deal(
     config: FederationConfig,
-    image_set: ImageSet,
+    dataset: Dataset,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
     """Return the names of the clients, the sample indices of each, and their attributes."""
     kind = config.partition
     if kind == "auto":
-        kind = "dirichlet" if image_set.groups is None else "group"
-    labels, seed = image_set.labels, config.partition_seed
+        kind = "dirichlet" if dataset.groups is None else "group"
+    labels, seed = dataset.labels, config.partition_seed
     if kind in ("group", "group-dirichlet"):
-        if image_set.groups is None:
+        if dataset.groups is None:
             raise InputError(
                 f"The partition {kind!r} needs a source with groups, and {config.source!r} has "
                 f"none: use client/class/image.png or an array 'clients'."
             )
         if kind == "group-dirichlet":
-            return _deal_inside_groups(config, image_set, image_set.groups, progress)
+            return _deal_inside_groups(config, dataset, dataset.groups, progress)
         minimum = config.min_samples or partition.MIN_CLIENT_SAMPLES
-        parts = partition.by_group(image_set.groups, config.clients, minimum)
-        return [image_set.group_names[image_set.groups[part[0]]] for part in parts], parts, {}
+        parts = partition.by_group(dataset.groups, config.clients, minimum)
+        return [dataset.group_names[dataset.groups[part[0]]] for part in parts], parts, {}
     clients = config.clients or 50
     if clients > len(labels):
         raise InputError(
@@ -170,18 +171,18 @@ def _deal(
 
 def _deal_inside_groups(
     config: FederationConfig,
-    image_set: ImageSet,
+    dataset: Dataset,
     groups: NDArray[np.int64],
     progress: Callable[[int, int], None] | None,
 ) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
     """Split every group over clients of its own by Dirichlet shares."""
     names, parts, domains = [], [], []
     count = config.clients_per_group
-    for group, name in enumerate(image_set.group_names):
+    for group, name in enumerate(dataset.group_names):
         members = np.flatnonzero(groups == group)
         minimum = config.min_samples or _usual_minimum(len(members), count)
         inside = partition.dirichlet(
-            image_set.labels[members],
+            dataset.labels[members],
             count,
             config.alpha,
             minimum,
@@ -232,27 +233,27 @@ def _split(
     return np.concatenate(order), train_sizes, test_sizes
 
 
-def _write_images(
+def _write_inputs(
     folder: Path,
     config: FederationConfig,
-    image_set: ImageSet,
+    dataset: Dataset,
     order: NDArray[np.int64],
     index: dict[str, Any],
     shifts: dict[int, Shift],
     frost_photos: list[NDArray[np.uint8]] | None,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Write the images client by client, corrupted where they are to be.
+    """Write the inputs client by client, corrupted where they are to be.
 
     They are not written through a map: on a full disk that ends the process without a word.
     """
-    shape = (len(order), *image_set.images.shape[1:])
+    shape = (len(order), *dataset.inputs.shape[1:])
     sizes = np.array(index["train"]) + np.array(index["test"])
     stops = np.cumsum(sizes)
 
-    def make(client: int) -> tuple[int, NDArray[np.uint8]]:
+    def make(client: int) -> tuple[int, NDArray[Any]]:
         start, stop = int(stops[client] - sizes[client]), int(stops[client])
-        own = image_set.images[order[start:stop]]
+        own = dataset.inputs[order[start:stop]]
         if client in shifts:
             # Validation images are training images, and are corrupted as such.
             one_stream = config.shift_version == 1 or config.validation_share
@@ -262,17 +263,17 @@ def _write_images(
                 part[:] = corrupt(part, *shifts[client], random, frost_photos)
         return start, own
 
-    with (folder / "images.npy").open("wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    with (folder / "inputs.npy").open("wb") as file:
+        header = {"descr": dataset.inputs.dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        begin, image_bytes = file.tell(), math.prod(shape[1:])
-        reserve(file, begin + len(order) * image_bytes)
+        begin, input_bytes = file.tell(), math.prod(shape[1:]) * dataset.inputs.itemsize
+        reserve(file, begin + len(order) * input_bytes)
         lock = Lock()
 
         def fill(client: int) -> None:
             start, own = make(client)
             with lock:
-                _write_at(file, begin + start * image_bytes, own)
+                _write_at(file, begin + start * input_bytes, own)
 
         with ThreadPoolExecutor() as pool:  # numpy and Pillow work outside the interpreter lock
             for done, _ in enumerate(pool.map(fill, range(len(sizes))), start=1):
@@ -280,6 +281,6 @@ def _write_images(
                     progress(done, len(sizes))
 
 
-def _write_at(file: BinaryIO, place: int, images: NDArray[np.uint8]) -> None:
+def _write_at(file: BinaryIO, place: int, inputs: NDArray[Any]) -> None:
     file.seek(place)
-    file.write(np.ascontiguousarray(images).data)
+    file.write(np.ascontiguousarray(inputs).data)

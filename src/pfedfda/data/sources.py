@@ -32,13 +32,15 @@ HEADER_BYTES = 2**14  # of an array in a file; numpy itself takes up to 10,000
 
 
 @dataclass(frozen=True)
-class ImageSet:
-    """Labelled images as they come out of a source.
+class Dataset:
+    """Labelled samples as they come out of a source.
 
     Parameters
     ----------
-    images
-        uint8, of shape (samples, height, width, channels) with one or three channels.
+    inputs
+        uint8 images (samples, height, width, channels) with one or three channels; float32 numbers
+        (samples, …); int64 indices (samples, …); or texts (samples,), which a backbone must turn
+        into features.
     labels
         One integer label a sample, from 0 to the number of classes minus one.
     class_names
@@ -49,31 +51,25 @@ class ImageSet:
         The names of the groups, in the order of their ids.
     """
 
-    images: NDArray[np.uint8]
+    inputs: NDArray[Any]
     labels: NDArray[np.int64]
     class_names: tuple[str, ...]
     groups: NDArray[np.int64] | None = None
     group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.images.ndim > 0 and len(self.images) == 0:
-            raise InputError("The source holds no images.")
-        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3) or not self.images.size:
-            raise InputError(
-                f"The images have shape {self.images.shape}; expected (samples, height, width) or "
-                f"(samples, height, width, channels) with 1 or 3 channels."
-            )
-        count, classes = len(self.images), len(self.class_names)
+        if self.inputs.ndim > 0 and len(self.inputs) == 0:
+            raise InputError("The source holds no samples.")
+        self._check_inputs()
+        count, classes = len(self.inputs), len(self.class_names)
         if classes > MOST_CLASSES:
             raise InputError(
                 f"The source has {classes:,} classes; at most {MOST_CLASSES:,} are allowed."
             )
-        if self.images.dtype != np.uint8:
-            raise InputError(f"The images are {self.images.dtype}; expected uint8, 0 to 255.")
         if self.labels.shape != (count,):
             raise InputError(
-                f"There are {count} images but labels of shape {self.labels.shape}; expected one "
-                f"label an image."
+                f"There are {count} inputs but labels of shape {self.labels.shape}; expected one "
+                f"label per input."
             )
         if self.labels.min() < 0 or self.labels.max() >= classes:
             wrong = self.labels.min() if self.labels.min() < 0 else self.labels.max()
@@ -89,8 +85,33 @@ class ImageSet:
             )
         if self.groups is not None and self.groups.shape != (count,):
             raise InputError(
-                f"There are {count} images but client ids of shape {self.groups.shape}; expected "
-                f"one id an image."
+                f"There are {count} inputs but client ids of shape {self.groups.shape}; expected "
+                f"one id per input."
+            )
+
+    def _check_inputs(self) -> None:
+        shape, dtype = self.inputs.shape, self.inputs.dtype
+        if dtype == np.uint8:
+            if len(shape) != 4 or shape[3] not in (1, 3) or not self.inputs.size:
+                raise InputError(
+                    f"The images have shape {shape}; expected (samples, height, width) or "
+                    f"(samples, height, width, channels) with 1 or 3 channels."
+                )
+        elif dtype.kind == "T":
+            if len(shape) != 1:
+                raise InputError(f"The texts have shape {shape}; expected one text per sample.")
+        elif dtype not in (np.float32, np.int64):
+            raise InputError(
+                f"The inputs are {dtype}; expected uint8 images of 0 to 255, floats or integers."
+            )
+        elif len(shape) < 2 or not self.inputs.size:
+            raise InputError(
+                f"The inputs have shape {shape}; expected (samples, features) or more axes."
+            )
+        elif dtype == np.float32 and not np.isfinite(self.inputs).all():
+            row = int(np.argwhere(~np.isfinite(self.inputs))[0][0])
+            raise InputError(
+                f"Sample {row} of the source has a value that is not finite: fill in or remove it."
             )
 
 
@@ -100,7 +121,7 @@ class Source(Protocol):
     def key(self) -> dict[str, Any]:
         """Return everything that determines the content, as JSON values."""
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Read all images; `progress` is called with the number done and the number in all."""
 
 
@@ -118,7 +139,7 @@ class Digits:
         """Return the name, the version of the scaling, and the size."""
         return {"source": "digits", "version": 1, "image_size": self.image_size}
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Return the digits, scaled with bicubic interpolation."""
         from sklearn.datasets import load_digits
 
@@ -126,8 +147,8 @@ class Digits:
         small = np.rint(digits.images * (255 / 16)).astype(np.uint8)
         size = (self.image_size, self.image_size)
         images = [Image.fromarray(d).resize(size, Image.Resampling.BICUBIC) for d in small]
-        return ImageSet(
-            images=np.stack([np.asarray(image) for image in images])[..., None],
+        return Dataset(
+            inputs=np.stack([np.asarray(image) for image in images])[..., None],
             labels=digits.target.astype(np.int64),
             class_names=tuple(str(name) for name in digits.target_names),
         )
@@ -159,7 +180,7 @@ class Folder:
         ]
         return {"source": "folder", "version": 1, "files": files, "image_size": self.image_size}
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Decode every image and take classes, and clients if there are any, from the folders."""
         files = self._files()
         depths = {len(f.relative_to(self.path).parts) for f in files}
@@ -178,7 +199,7 @@ class Folder:
         if len(files[0].relative_to(self.path).parts) == 3:
             group_names = sorted({f.parents[1].name for f in files})
             groups = np.array([group_names.index(f.parents[1].name) for f in files])
-        return ImageSet(images, labels, _printable(class_names), groups, _printable(group_names))
+        return Dataset(images, labels, _printable(class_names), groups, _printable(group_names))
 
     def _files(self) -> list[Path]:
         if not self.path.is_dir():
@@ -241,7 +262,7 @@ class NpzFile:
         file = [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
         return {"source": "npz", "version": 1, "file": file, "image_size": self.image_size}
 
-    def load(self, progress: Progress | None = None) -> ImageSet:
+    def load(self, progress: Progress | None = None) -> Dataset:
         """Read the arrays."""
         arrays = self._read()
         images, labels = arrays["images"], arrays["labels"]
@@ -262,10 +283,10 @@ class NpzFile:
                 clients = _integers(clients, "clients", self.path)
             names, groups = np.unique(clients, return_inverse=True)
             group_names = _printable(names.tolist())
-        loaded = ImageSet(images, labels, class_names, groups, group_names)
+        loaded = Dataset(images, labels, class_names, groups, group_names)
         if self.image_size is not None:
-            return replace(loaded, images=scale(loaded.images, self.image_size))
-        if max(loaded.images.shape[1:3]) > LARGEST_SIDE:
+            return replace(loaded, inputs=scale(loaded.inputs, self.image_size))
+        if max(loaded.inputs.shape[1:3]) > LARGEST_SIDE:
             raise InputError(
                 f"The images in {self.path} are {images.shape[1]}×{images.shape[2]}; sides of at "
                 f"most {LARGEST_SIDE} pixels are allowed: scale them with --image-size."

@@ -44,8 +44,8 @@ class ShiftedView:
         )
         photos = _photos(self.data_dir)
         return data._replace(
-            train_images=corrupt(data.train_images, name, severity, train, photos),
-            test_images=corrupt(data.test_images, name, severity, test, photos),
+            train_inputs=corrupt(data.train_inputs, name, severity, train, photos),
+            test_inputs=corrupt(data.test_inputs, name, severity, test, photos),
         )
 
 

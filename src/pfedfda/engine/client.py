@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,7 +134,7 @@ class ClientRunner:
             generator=generator,
         )
 
-    def samples(self, inputs: NDArray[np.uint8], labels: NDArray[np.int64]) -> Samples:
+    def samples(self, inputs: NDArray[Any], labels: NDArray[np.int64]) -> Samples:
         """Return samples on the device."""
         # The copy takes the slice out of the mapped file, which is read-only.
         return Samples(
@@ -160,13 +161,13 @@ class ClientRunner:
         client = self.client(
             client_id,
             step.round,
-            self.samples(data.train_images, data.train_labels),
+            self.samples(data.train_inputs, data.train_labels),
             step.states.load(client_id, before=step.round + (step.kind == "evaluate")),
             torch_generator(step.kind, self.task.seed, step.round, client_id),
         )
         if step.kind == "train":
             return client, None
-        return client, self.samples(data.test_images, data.test_labels)
+        return client, self.samples(data.test_inputs, data.test_labels)
 
 
 def refuse_unsavable(what: str, tensors: Mapping[str, object]) -> None:
@@ -195,12 +196,12 @@ def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
     model.eval()
     hits, losses = [], []
     with torch.inference_mode():
-        for images, labels in zip(
-            torch.split(samples.images, EVALUATION_BATCH),
+        for inputs, labels in zip(
+            torch.split(samples.inputs, EVALUATION_BATCH),
             torch.split(samples.labels, EVALUATION_BATCH),
             strict=True,
         ):
-            logits = model(to_input(images))
+            logits = model(to_input(inputs))
             hits.append((logits.argmax(dim=1) == labels).sum())
             losses.append(F.cross_entropy(logits, labels, reduction="sum"))
     # An accelerator is asked once, at the end.

@@ -255,7 +255,12 @@ def make_task(config: Config, federation: Federation) -> Task:
             f"All images belong to one class, {quote(federation.class_names[0])}: there is nothing "
             f"to tell apart."
         )
-    return config.task(federation.image_shape, len(federation.class_names), len(federation))
+    return config.task(
+        federation.input_shape,
+        len(federation.class_names),
+        len(federation),
+        federation.input_type,
+    )
 
 
 def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:

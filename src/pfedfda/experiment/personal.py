@@ -14,6 +14,7 @@ from pfedfda.engine.client import ClientRunner, client_step, score
 from pfedfda.engine.machine import one_thread, resolve_device
 from pfedfda.errors import InputError, PfedfdaError, quote
 from pfedfda.files import inside, make_folders, refuse_link
+from pfedfda.inputs import read_inputs
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
@@ -163,17 +164,17 @@ def load_finished(run: Path) -> FinishedRun:
     if checkpoint.tally.get("used") == 0:
         raise InputError(f"No client of the run in {run} could be trained: nothing was learned.")
     try:
-        image_shape = tuple(int(n) for n in checkpoint.about["task"]["image_shape"])
+        about = checkpoint.about["task"]
+        input_shape, input_type = read_inputs(about)
         class_names = tuple(str(name) for name in checkpoint.about["class_names"])
-        num_clients = int(checkpoint.about["task"]["num_clients"])
-        height, width, channels = image_shape
+        num_clients = int(about["num_clients"])
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{run} is not a finished run ({error}).") from error
     config = read_config(run / "config.toml")
     if len(config.methods) != 1:
         raise InputError(f"{run / 'config.toml'} has {len(config.methods)} methods instead of one.")
     (method,) = config.methods.values()
-    task = config.task((height, width, channels), len(class_names), num_clients)
+    task = config.task(input_shape, len(class_names), num_clients, input_type)
     finished = FinishedRun(method, task, class_names, checkpoint.round, checkpoint.state)
     _refuse_other_tensors(finished, run)
     return finished
@@ -193,28 +194,28 @@ def _refuse_other_tensors(finished: FinishedRun, run: Path) -> None:
         ) from error
 
 
-def _samples(source: str, run: FinishedRun) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the client's images in the shape, and its labels in the numbering, of the run."""
-    height, width, channels = run.task.image_shape
-    image_set = open_source(source, height if height == width else None).load()
-    if image_set.groups is not None:
+def _samples(source: str, run: FinishedRun) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the client's inputs in the shape, and its labels in the numbering, of the run."""
+    height, width, channels = run.task.input_shape
+    dataset = open_source(source, height if height == width else None).load()
+    if dataset.groups is not None:
         raise InputError(
-            f"{source} holds the images of {len(image_set.group_names)} clients: name the folder "
+            f"{source} holds the images of {len(dataset.group_names)} clients: name the folder "
             f"of one of them."
         )
-    unknown = [name for name in image_set.class_names if name not in run.class_names]
+    unknown = [name for name in dataset.class_names if name not in run.class_names]
     if unknown:
         raise InputError(
             f"The run does not know the class {unknown[0]!r}; it knows "
             f"{', '.join(run.class_names)}."
         )
-    if image_set.images.shape[1:3] != (height, width):
+    if dataset.inputs.shape[1:3] != (height, width):
         raise InputError(
-            f"The images are {image_set.images.shape[1]}×{image_set.images.shape[2]}; the run was "
+            f"The images are {dataset.inputs.shape[1]}×{dataset.inputs.shape[2]}; the run was "
             f"trained on {height}×{width}."
         )
-    number = np.array([run.class_names.index(name) for name in image_set.class_names])
-    return with_channels(image_set.images, channels), number[image_set.labels]
+    number = np.array([run.class_names.index(name) for name in dataset.class_names])
+    return with_channels(dataset.inputs, channels), number[dataset.labels]
 
 
 def _new_folder(run: Path, source: str) -> Path:
@@ -237,9 +238,10 @@ def _save(result: PersonalModel, run: FinishedRun, source: str) -> None:
             result.folder,
             result.model,
             run.task.model,
-            run.task.image_shape,
+            run.task.input_shape,
             run.class_names,
             about,
+            run.task.input_type,
         )
     except OSError as error:
         raise InputError(f"The model cannot be written to {result.folder} ({error}).") from error

@@ -13,7 +13,7 @@ from pfedfda.seeding import torch_generator
 
 TASK = Task(
     model=ModelConfig(),
-    image_shape=(28, 28, 1),
+    input_shape=(28, 28, 1),
     num_classes=4,
     num_clients=3,
     training=TrainingConfig(epochs=2, batch_size=5, lr=0.05),
@@ -34,8 +34,8 @@ def make_client(
 ) -> Client:
     """Return a client without an engine, whose images are noise that depends on the label."""
     generator = torch_generator("toy", client_id)
-    base = torch.randint(0, 200, (task.num_classes, *task.image_shape), generator=generator)
-    noise = torch.randint(0, 55, (len(labels), *task.image_shape), generator=generator)
+    base = torch.randint(0, 200, (task.num_classes, *task.input_shape), generator=generator)
+    noise = torch.randint(0, 55, (len(labels), *task.input_shape), generator=generator)
     images = (base[labels] + noise).to(torch.uint8)
     return Client(
         client_id=client_id,

@@ -11,11 +11,13 @@ from pfedfda.experiment.checks import MOST_METRICS, PLAIN
 from pfedfda.flower.records import MalformedError, Setting
 from pfedfda.flower.settings import MAX_NAME, from_settings, to_settings
 from pfedfda.flower.site import Description, Job
+from pfedfda.inputs import read_input_type
 from pfedfda.runs.layout import CLIENT_COLUMNS
 
 MAX_SAMPLES = 10**9
 MAX_CLASSES = 100_000
 MAX_ATTRIBUTES = 2000
+MAX_SIDE, MAX_AXES, MAX_VALUES = 2**20, 8, 2**28  # of an input
 
 
 def job_settings(job: Job) -> dict[str, Setting]:
@@ -25,7 +27,8 @@ def job_settings(job: Job) -> dict[str, Setting]:
         "job.client_id": job.client_id,
         "job.num_clients": job.num_clients,
         "job.class_names": list(job.class_names),
-        "job.image_shape": list(job.image_shape),
+        "job.input_shape": list(job.input_shape),
+        "job.input_type": job.input_type,
         "job.round": job.round,
         "job.checkpoint": job.checkpoint,
         "job.run": job.run,
@@ -38,7 +41,6 @@ def job_settings(job: Job) -> dict[str, Setting]:
 def read_job(kind: Any, settings: Mapping[str, Any]) -> Job:
     """Return the job in the settings of a message."""
     try:
-        height, width, channels = (int(n) for n in settings["job.image_shape"])
         corruption, severity = settings["job.corruption"], settings["job.severity"]
         return Job(
             kind=kind,
@@ -46,7 +48,8 @@ def read_job(kind: Any, settings: Mapping[str, Any]) -> Job:
             client_id=int(settings["job.client_id"]),
             num_clients=int(settings["job.num_clients"]),
             class_names=tuple(str(name) for name in settings["job.class_names"]),
-            image_shape=(height, width, channels),
+            input_shape=tuple(int(n) for n in settings["job.input_shape"]),
+            input_type=read_input_type(settings["job.input_type"]),
             round=int(settings["job.round"]),
             checkpoint=int(settings["job.checkpoint"]),
             run=str(settings["job.run"]),
@@ -74,7 +77,9 @@ def read_description(settings: Mapping[str, Any]) -> Description:
         name = settings["name"]
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
             raise ValueError("its name is not a plain name")
-        height, width, channels = (_natural(settings["image_shape"][i], 2**14) for i in range(3))
+        shape = [_natural(n, MAX_SIDE, 1) for n in settings["input_shape"]]
+        if not 0 < len(shape) <= MAX_AXES or math.prod(shape) > MAX_VALUES:
+            raise ValueError(f"its inputs have shape {tuple(shape)}")
         class_names = settings["class_names"]
         if not 0 < len(class_names) <= MAX_CLASSES:
             raise ValueError(f"it has {len(class_names)} classes")
@@ -87,7 +92,8 @@ def read_description(settings: Mapping[str, Any]) -> Description:
             test_size=_natural(settings["test_size"], MAX_SAMPLES, 1),
             classes_held=_natural(settings["classes_held"], len(class_names), 1),
             class_names=tuple(class_names),
-            image_shape=(height, width, channels),
+            input_shape=tuple(shape),
+            input_type=read_input_type(settings["input_type"]),
             attributes=_attributes(settings["attributes"]),
         )
     except KeyError as error:

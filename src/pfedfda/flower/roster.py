@@ -17,6 +17,7 @@ from pfedfda.files import json_text, write_text
 from pfedfda.flower.jobs import description_settings, read_description
 from pfedfda.flower.records import MalformedError
 from pfedfda.flower.site import Description
+from pfedfda.inputs import InputType, describe_inputs
 
 FILE = "roster.json"
 
@@ -29,7 +30,7 @@ class Roster:
     ----------
     sites
         What the sites told about themselves; the number of a client is its place here.
-    class_names, image_shape
+    class_names, input_shape, input_type
         What they have agreed on.
     run
         A name of the run that no other run has, under which the sites keep their own tensors.
@@ -37,7 +38,8 @@ class Roster:
 
     sites: tuple[Description, ...]
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
+    input_type: InputType = "uint8"
     run: str = ""
 
     def __len__(self) -> int:
@@ -77,7 +79,7 @@ class Roster:
         """Return a line about the federation for people."""
         return (
             f"{len(self)} sites, {len(self.class_names)} classes, {self.train_sizes.sum()} "
-            f"training and {self.test_sizes.sum()} test images in all: "
+            f"training and {self.test_sizes.sum()} test samples in all: "
             f"{', '.join(self.client_names)}"
         )
 
@@ -108,11 +110,12 @@ def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) ->
     if len(set(names)) < len(names):
         raise InputError(f"The class names {', '.join(names)} are not all different.")
     for site in ordered:
-        if site.image_shape != first.image_shape:
+        if (site.input_shape, site.input_type) != (first.input_shape, first.input_type):
+            images = "uint8" in (site.input_type, first.input_type)
+            remedy = "set image-size, and use grey or colour everywhere" if images else "mend one"
             raise InputError(
-                f"The images of the sites do not agree: {first.name} has {_shape(first)} and "
-                f"{site.name} has {_shape(site)}; set image-size, and use grey or colour "
-                f"everywhere."
+                f"The inputs of the sites do not agree: {first.name} has {_inputs(first)} and "
+                f"{site.name} has {_inputs(site)}; {remedy}."
             )
         unknown = [name for name in site.class_names if name not in names]
         if class_names and unknown:
@@ -126,24 +129,23 @@ def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) ->
                 f"({odd[0]!r} is one of the differences): list all classes in class-names."
             )
     token = f"{run[:40]}-{secrets.token_hex(6)}"
-    return Roster(tuple(ordered), names, first.image_shape, token)
+    return Roster(tuple(ordered), names, first.input_shape, first.input_type, token)
 
 
 def read_roster(folder: Path) -> Roster:
     """Read the roster of a run that is to go on."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        height, width, channels = content["image_shape"]
         return Roster(
             tuple(read_description(site) for site in content["sites"]),
             tuple(content["class_names"]),
-            (height, width, channels),
+            tuple(content["input_shape"]),
+            content["input_type"],
             content["run"],
         )
     except (OSError, ValueError, KeyError, TypeError, MalformedError) as error:
         raise InputError(f"{folder} is not a run of a federation on Flower ({error}).") from error
 
 
-def _shape(site: Description) -> str:
-    height, width, channels = site.image_shape
-    return f"{height}×{width}×{channels}"
+def _inputs(site: Description) -> str:
+    return describe_inputs(site.input_shape, site.input_type)

@@ -61,7 +61,7 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
     if folder is not None:
         _wait_for(sites, roster, server)
     observer.say(roster.describe())
-    task = config.task(roster.image_shape, len(roster.class_names), len(roster))
+    task = config.task(roster.input_shape, len(roster.class_names), len(roster), roster.input_type)
     engine = FlowerEngine(sites, roster, task, config, server.timeout)
     if folder is None:
         folder = make_folder(config.output, f"federation-{method.name}")

@@ -20,6 +20,7 @@ from pfedfda.engine.machine import resolve_device
 from pfedfda.errors import InputError
 from pfedfda.files import flush, make_folders
 from pfedfda.flower.settings import SiteConfig, is_plain
+from pfedfda.inputs import InputType
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.models import Model, save_model
 from pfedfda.runs.config import Config
@@ -39,8 +40,8 @@ class Description:
         The numbers of training and test images, and of classes among the former.
     class_names
         The classes of its images.
-    image_shape
-        Height, width and channels.
+    input_shape, input_type
+        The shape of one input, and what inputs are.
     attributes
         What else is known, e.g. the corruption of its images in a trial.
     """
@@ -51,8 +52,9 @@ class Description:
     test_size: int
     classes_held: int
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
+    input_type: InputType = "uint8"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Job:
         The number of the site in this run.
     num_clients
         How many there are.
-    class_names, image_shape
+    class_names, input_shape, input_type
         What all sites have agreed on.
     round
         The round, from 1.
@@ -88,7 +90,8 @@ class Job:
     client_id: int
     num_clients: int
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
+    input_type: InputType
     round: int
     checkpoint: int
     run: str
@@ -104,7 +107,9 @@ class Job:
     @property
     def task(self) -> Task:
         """Settings shared by the server and all sites."""
-        return self.config.task(self.image_shape, len(self.class_names), self.num_clients)
+        return self.config.task(
+            self.input_shape, len(self.class_names), self.num_clients, self.input_type
+        )
 
 
 class Site:
@@ -171,7 +176,8 @@ class Site:
             test_size=int(federation.test_sizes[index]),
             classes_held=federation.classes_held(index),
             class_names=federation.class_names,
-            image_shape=federation.image_shape,
+            input_shape=federation.input_shape,
+            input_type=federation.input_type,
             attributes={name: values[index] for name, values in federation.attributes.items()},
         )
 
@@ -227,7 +233,9 @@ def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> N
         "accuracy": outcome.correct / outcome.tested if outcome.tested else None,
         **outcome.metrics,
     }
-    save_model(new, model, job.config.model, job.image_shape, job.class_names, about)
+    save_model(
+        new, model, job.config.model, job.input_shape, job.class_names, about, job.input_type
+    )
     shutil.rmtree(folder, ignore_errors=True)
     new.replace(folder)
     flush(folder.parent)

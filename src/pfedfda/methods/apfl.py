@@ -58,7 +58,7 @@ class APFL(FedAvg):
                 name: self.alpha * own[name] + (1 - self.alpha) * w.detach()
                 for name, w in client.model.named_parameters()
             }
-            logits = functional_call(client.model, mixture, (batch.images,))
+            logits = functional_call(client.model, mixture, (batch.inputs,))
             return of_w(batch) + F.cross_entropy(logits, batch.labels)
 
         mean_loss = sgd(client, [*client.model.parameters(), *own_parameters], loss)

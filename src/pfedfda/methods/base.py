@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedfda.errors import InputError, unknown
+from pfedfda.inputs import InputType
 from pfedfda.models import Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
@@ -75,8 +76,8 @@ class Task:
     ----------
     model
         The network.
-    image_shape
-        Height, width and channels of the images.
+    input_shape
+        The shape of one input; height, width and channels for images.
     num_classes
         The number of classes of the whole federation.
     num_clients
@@ -85,18 +86,24 @@ class Task:
         How a client trains.
     seed
         Determines every random decision of the run.
+    input_type
+        What inputs are: uint8 (images), float32 (vectors, or arrays of any shape) or int64
+        (indices, such as tokens).
     """
 
     model: ModelConfig
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     num_classes: int
     num_clients: int
     training: TrainingConfig = TrainingConfig()
     seed: int = 0
+    input_type: InputType = "uint8"
 
     def build_model(self) -> Model:
         """Return a new model with the initial weights, which are the same for every method."""
-        model = build_model(self.model, self.image_shape, self.num_classes, self.seed)
+        model = build_model(
+            self.model, self.input_shape, self.num_classes, self.seed, self.input_type
+        )
         model.body.precision = getattr(torch, self.training.precision)
         return model
 
@@ -112,10 +119,12 @@ def cached_initial_tensors(task: Task) -> Tensors:
 
 
 class Samples(NamedTuple):
-    """Labelled images of a client: uint8 (n, height, width, channels) and int64 (n,)."""
+    """Labelled samples of a client."""
 
-    images: Tensor
+    inputs: Tensor
+    """uint8 (n, height, width, channels) for images, float32 (n, …), or int64 (n, …) indices."""
     labels: Tensor
+    """int64 (n,)."""
 
 
 @dataclass

@@ -202,7 +202,7 @@ class FedPAC(Method):
         aligns = self.lam > 0 and bool(message["known"].any())
 
         def loss(batch: Batch) -> Tensor:
-            features = model.body(batch.images)
+            features = model.body(batch.inputs)
             value = F.cross_entropy(model.head(features), batch.labels)
             if aligns:
                 distances = (features - prototypes[batch.labels]).square().mean(1)

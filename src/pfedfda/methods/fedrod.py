@@ -43,7 +43,7 @@ class FedRoD(FedAvg):
         body, head = client.model.body, client.model.head
 
         def loss(batch: Batch) -> Tensor:
-            features = body(batch.images)
+            features = body(batch.inputs)
             generic = head(features)
             summed = generic.detach() + personal(features.detach())
             balanced = balanced_softmax_loss(generic, batch.labels, log_counts)
@@ -70,7 +70,7 @@ class FedRoD(FedAvg):
         """Train a personal head for a client that has none, on the received body."""
 
         def loss(batch: Batch) -> Tensor:
-            features = client.model.body(batch.images)
+            features = client.model.body(batch.inputs)
             return F.cross_entropy(client.model.head(features) + personal(features), batch.labels)
 
         sgd(client, personal.parameters(), loss)

@@ -300,7 +300,7 @@ class PFedFDA(Method):
         passed: list[Features] = []
 
         def loss(batch: Batch) -> Tensor:
-            features = body(batch.images)
+            features = body(batch.inputs)
             passed.append(Features(features.detach(), batch.labels, batch.rows))
             return F.cross_entropy(head(features), batch.labels)
 

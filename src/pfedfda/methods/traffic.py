@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pfedfda.errors import InputError
 from pfedfda.methods.base import WEIGHT, Client, Method, Samples, Task, Tensors
@@ -41,14 +42,13 @@ def dry_run(method: Method, task: Task, state: Tensors) -> Sent:
     task = replace(task, training=training)
     nobody = task.num_clients  # a method of clients that fail or lie by number is not disturbed
     generator = torch_generator("dry-run")
-    shape = (SAMPLES, *task.image_shape)
     with torch.random.fork_rng(devices=[]):  # a network may have dropout
         client = Client(
             client_id=nobody,
             round=1,
             task=task,
             samples=Samples(
-                torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+                _made_up_inputs(task, generator),
                 torch.arange(SAMPLES) % task.num_classes,
             ),
             state={},
@@ -68,6 +68,15 @@ def dry_run(method: Method, task: Task, state: Tensors) -> Sent:
 def parts(tensors: Tensors) -> list[str]:
     """Return the first parts of the tensors' names, e.g. ``body``, each once."""
     return list(dict.fromkeys(name.split(".")[0] for name in tensors))
+
+
+def _made_up_inputs(task: Task, generator: torch.Generator) -> Tensor:
+    shape = (SAMPLES, *task.input_shape)
+    if task.input_type == "uint8":
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    if task.input_type == "int64":
+        return torch.zeros(shape, dtype=torch.int64)  # an index that every table of embeddings has
+    return torch.randn(shape, generator=generator)
 
 
 def _layout(tensors: Tensors) -> Tensors:

@@ -15,8 +15,8 @@ from pfedfda.methods.base import Client
 class Batch(NamedTuple):
     """What a loss is computed from."""
 
-    images: Tensor
-    """float (n, channels, height, width) in [-1, 1], channels last."""
+    inputs: Tensor
+    """What the network takes: float (n, channels, height, width) in [-1, 1] for images."""
     labels: Tensor
     rows: Tensor
     """Which of the client's training samples these are, on the CPU."""
@@ -184,28 +184,30 @@ def batches(client: Client, drop_last: bool = False) -> Iterator[Batch]:
         if drop_last and len(rows) < size < client.num_samples:
             return
         # For bytes, index_select copies whole images; plain indexing copies pixel by pixel.
-        images, labels = (torch.index_select(t, 0, there) for t in client.samples)
-        yield Batch(to_input(images), labels, rows)
+        inputs, labels = (torch.index_select(t, 0, there) for t in client.samples)
+        yield Batch(to_input(inputs), labels, rows)
 
 
-def to_input(images: Tensor) -> Tensor:
-    """Turn uint8 images (n, h, w, c) into the network's input in [-1, 1].
+def to_input(inputs: Tensor) -> Tensor:
+    """Turn uint8 images (n, h, w, c) into the network's input in [-1, 1]; leave others as they are.
 
     Moving the last axis to the second place without copying is exactly the channels-last layout.
     """
-    return images.permute(0, 3, 1, 2).float().mul_(2 / 255).sub_(1)
+    if inputs.dtype != torch.uint8:
+        return inputs
+    return inputs.permute(0, 3, 1, 2).float().mul_(2 / 255).sub_(1)
 
 
 def extract_features(client: Client, samples: int | None = None) -> Tensor:
     """Return what the body of the scratch model makes of the client's first training samples."""
     client.model.eval()
     with torch.no_grad():
-        parts = torch.split(client.samples.images[:samples], FEATURE_BATCH)
-        features = torch.cat([client.model.body(to_input(images)) for images in parts])
+        parts = torch.split(client.samples.inputs[:samples], FEATURE_BATCH)
+        features = torch.cat([client.model.body(to_input(inputs)) for inputs in parts])
     client.model.train()
     return features
 
 
 def cross_entropy(model: nn.Module) -> Loss:
     """Return the ordinary classification loss of a model."""
-    return lambda batch: F.cross_entropy(model(batch.images), batch.labels)
+    return lambda batch: F.cross_entropy(model(batch.inputs), batch.labels)

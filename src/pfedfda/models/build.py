@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pfedfda.errors import InputError, unknown
 from pfedfda.files import LARGEST_SIDE, MOST_CLASSES
+from pfedfda.inputs import InputType, describe_inputs
 from pfedfda.models.networks import BODIES, Model
 from pfedfda.seeding import derive_seed
 
@@ -39,7 +40,11 @@ def default_model(height: int, width: int) -> str:
 
 
 def build_model(
-    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, seed: int
+    config: ModelConfig,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    input_type: InputType = "uint8",
 ) -> Model:
     """Return a model with fresh weights; the same arguments give the same weights.
 
@@ -47,17 +52,24 @@ def build_model(
     ----------
     config
         Which network and how its weights start.
-    image_shape
-        Height, width and channels.
+    input_shape
+        The shape of one input; height, width and channels for images.
     num_classes
         The number of outputs.
     seed
         Determines the weights. The global random state of torch is left as it was.
+    input_type
+        What inputs are.
     """
-    name = default_model(*image_shape[:2]) if config.model == "auto" else config.model
+    name = default_model(*input_shape[:2]) if config.model == "auto" else config.model
     if name not in BODIES:
         raise unknown("model", name, BODIES)
-    height, width, channels = image_shape
+    if input_type != "uint8" or len(input_shape) != 3:
+        raise InputError(
+            f"The model {name} takes images, and the inputs are "
+            f"{describe_inputs(input_shape, input_type)}."
+        )
+    height, width, channels = input_shape
     fits = 1 <= min(height, width) <= max(height, width) <= LARGEST_SIDE and channels in (1, 3)
     if not fits or not 1 <= num_classes <= MOST_CLASSES:
         raise InputError(
@@ -67,7 +79,7 @@ def build_model(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("model", seed))
-        model = Model(BODIES[name](*image_shape), num_classes)
+        model = Model(BODIES[name](height, width, channels), num_classes)
         if config.init == "he":
             model.apply(_he_init)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -11,10 +11,16 @@ from safetensors.torch import load_file, save_file
 
 from pfedfda.errors import InputError, quote
 from pfedfda.files import json_text, read_text, replacing, write_text
+from pfedfda.inputs import InputType, read_inputs
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
 from pfedfda.models.networks import BODIES, Model
 
 FORMAT = 1
+INPUT = {
+    "uint8": "float32 (n, channels, height, width): pixels 0..255 times 2/255, minus 1",
+    "float32": "float32 (n, *input_shape)",
+    "int64": "int64 (n, *input_shape)",
+}
 UNREADABLE = (
     OSError,
     SafetensorError,
@@ -33,9 +39,10 @@ def save_model(
     folder: Path,
     model: Model,
     config: ModelConfig,
-    image_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     class_names: Sequence[str],
     about: dict[str, Any],
+    input_type: InputType = "uint8",
 ) -> None:
     """Write a model to a folder that exists.
 
@@ -47,22 +54,25 @@ def save_model(
         The body and the linear head.
     config
         Which network it is.
-    image_shape
-        Height, width and channels of its images.
+    input_shape
+        The shape of one input; height, width and channels for images.
     class_names
         The names of its outputs.
     about
         Anything else worth knowing, for ``model.json``.
+    input_type
+        What inputs are.
     """
     with replacing(folder / "model.safetensors") as new:
         save_file(model_tensors(model), new)
-    name = default_model(*image_shape[:2]) if config.model == "auto" else config.model
+    name = default_model(*input_shape[:2]) if config.model == "auto" else config.model
     description = {
         "format": FORMAT,
         "model": name,
-        "image_shape": list(image_shape),
+        "input_shape": list(input_shape),
+        "input_type": input_type,
         "class_names": list(class_names),
-        "input": "float32 (n, channels, height, width): pixels 0..255 times 2/255, minus 1",
+        "input": INPUT[input_type],
         "output": "logits (n, classes), in the order of class_names",
         "load": "import pfedfda; model = pfedfda.load_model(FOLDER); model(images).argmax(1)",
         "about": about,
@@ -77,13 +87,13 @@ def load_model(folder: Path | str) -> Model:
         description = json.loads(read_text(folder / "model.json"))
         if description["format"] != FORMAT or description["model"] not in BODIES:
             raise ValueError("it is of an unknown format")
-        height, width, channels = (int(n) for n in description["image_shape"])
+        shape, input_type = read_inputs(description)
         classes = len(description["class_names"])
         config = ModelConfig(description["model"])
         with torch.device("meta"):  # takes no memory
-            expected = build_model(config, (height, width, channels), classes, seed=0)
+            expected = build_model(config, shape, classes, 0, input_type)
         _refuse_other_shapes(folder / "model.safetensors", expected)
-        model = build_model(config, (height, width, channels), classes, seed=0)
+        model = build_model(config, shape, classes, 0, input_type)
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -63,7 +63,7 @@ class CommunicationLoad:
 
 
 def communication_load(
-    network: str, image_shape: tuple[int, int, int], classes: int
+    network: str, input_shape: tuple[int, int, int], classes: int
 ) -> CommunicationLoad:
     """Return the load of one of this package's networks.
 
@@ -71,7 +71,7 @@ def communication_load(
     ----------
     network
         emnist-cnn, cifar-cnn or resnet18.
-    image_shape
+    input_shape
         Height, width and channels of the images.
     classes
         The number of classes.
@@ -79,7 +79,7 @@ def communication_load(
     if network not in BODIES:
         raise unknown("model", network, BODIES)
     with torch.device("meta"):  # shapes alone, no weights
-        body = BODIES[network](*image_shape)
+        body = BODIES[network](*input_shape)
     backbone = sum(parameter.numel() for parameter in body.parameters())
     return CommunicationLoad(network, classes, body.feature_dim, backbone)
 

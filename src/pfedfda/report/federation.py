@@ -145,8 +145,8 @@ def _draw_images(federation: Federation, path: Path) -> None:
         for column in range(SHEET_IMAGES):
             panel = axes[row, column]
             panel.set_axis_off()
-            if column < len(data.train_images):
-                _show(panel, data.train_images[column])
+            if column < len(data.train_inputs):
+                _show(panel, data.train_inputs[column])
         about = [federation.client_names[client][:16]]
         shift = (federation.attributes.get(name) for name in ("corruption", "severity"))
         about += [str(values[client]) for values in shift if values and values[client]]
@@ -165,7 +165,7 @@ def _draw_corruptions(
     plt = _pyplot()
     severity = federation.attributes.get("severity", [0] * len(federation))
     clean = next((c for c in range(len(federation)) if not severity[c]), 0)
-    image = np.array(federation.client(clean).train_images[:1])
+    image = np.array(federation.client(clean).train_inputs[:1])
     figure, axes = plt.subplots(len(CORRUPTIONS), len(SEVERITIES) + 1, figsize=(6.2, 10))
     for row, name in enumerate(CORRUPTIONS):
         _show(axes[row, 0], image[0])

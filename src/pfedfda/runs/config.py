@@ -14,6 +14,7 @@ from pfedfda.data import FEDERATIONS, FederationConfig
 from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, quote, unknown
 from pfedfda.files import read_toml
+from pfedfda.inputs import InputType
 from pfedfda.methods import Method, Task, TrainingConfig, find_method
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
@@ -140,17 +141,24 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
-    def task(self, image_shape: tuple[int, int, int], num_classes: int, num_clients: int) -> Task:
+    def task(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        num_clients: int,
+        input_type: InputType = "uint8",
+    ) -> Task:
         """Return what the server and all clients know before the first round."""
         task = Task(
             model=self.model,
-            image_shape=image_shape,
+            input_shape=input_shape,
             num_classes=num_classes,
             num_clients=num_clients,
             training=self.training,
             seed=self.schedule.seed,
+            input_type=input_type,
         )
-        task.initial_tensors()  # refuses a model that does not fit the images
+        task.initial_tensors()  # refuses a model that does not fit the inputs
         return task
 
 

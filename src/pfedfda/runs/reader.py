@@ -12,6 +12,7 @@ from typing import Any
 
 from pfedfda.errors import InputError, printable, quote
 from pfedfda.files import LARGE, csv_text, read_text, read_toml
+from pfedfda.inputs import read_inputs
 from pfedfda.runs.accuracy import ACCURACIES
 from pfedfda.runs.layout import (
     CHECKPOINT,
@@ -147,9 +148,9 @@ class RunResult:
         """Height and width of the images, None if there is no checkpoint that says so."""
         try:
             manifest = read_object(self.folder / CHECKPOINT / MANIFEST)
-            height, width, _ = manifest["about"]["task"]["image_shape"]
-            return int(height), int(width)
-        except (InputError, KeyError, TypeError, ValueError, OverflowError):
+            shape, input_type = read_inputs(manifest["about"]["task"])
+            return (shape[0], shape[1]) if input_type == "uint8" else None
+        except (InputError, LookupError, TypeError, ValueError, OverflowError):
             return None
 
     def _table(self, name: str) -> dict[str, Any]:
