@@ -86,14 +86,15 @@ def test_class_counts_of_a_client_by_hand(tmp_path: Path) -> None:
     labels = np.array([2, 0, 0, 0, 1, 2, 0])  # three for training, four for the test
     np.save(tmp_path / "labels.npy", labels)
     np.save(tmp_path / "inputs.npy", np.zeros((7, 2, 2, 1), np.uint8))
-    (tmp_path / "index.json").write_text('{"train": [3], "test": [4]}')
+    (tmp_path / "index.json").write_text('{"train": [3], "test": [4], "type": "uint8"}')
     assert count(Federation(tmp_path), 0) == (2, 0.75, 0.5)
 
 
 @pytest.mark.parametrize("what", ["labels", "images"])
 @pytest.mark.parametrize("test_only", [False, True])
 def test_only_corrupted_clients_are_spoiled(tmp_path: Path, what: str, test_only: bool) -> None:
-    sizes = {"train": [20, 20], "test": [20, 20], "attributes": {"corruption": ["", "fog"]}}
+    sizes = {"train": [20, 20], "test": [20, 20], "type": "uint8"}
+    sizes["attributes"] = {"corruption": ["", "fog"]}
     (tmp_path / "index.json").write_text(json.dumps(sizes))
     labels, images = np.arange(80), np.full((80, 2, 2, 1), 7, np.uint8)
     np.save(tmp_path / "labels.npy", labels)

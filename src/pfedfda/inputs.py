@@ -22,8 +22,13 @@ def read_inputs(about: Mapping[str, Any]) -> tuple[tuple[int, ...], InputType]:
 
     Files from before there were other inputs than images have ``image_shape`` and no type.
     """
-    shape = about["input_shape"] if "input_shape" in about else about["image_shape"]
-    return tuple(int(n) for n in shape), read_input_type(about.get("input_type", "uint8"))
+    found = about["input_shape"] if "input_shape" in about else about["image_shape"]
+    shape = tuple(int(n) for n in found)
+    input_type = read_input_type(about.get("input_type", "uint8"))
+    axes_fit = len(shape) == 3 if input_type == "uint8" else len(shape) >= 1
+    if not axes_fit or min(shape) < 1:
+        raise ValueError(f"inputs of type {input_type} cannot have the shape {shape}"[:200])
+    return shape, input_type
 
 
 def describe_inputs(shape: tuple[int, ...], input_type: str) -> str:

@@ -17,6 +17,7 @@ from pfedfda.cli.parsing import Flag, read_known
 from pfedfda.errors import InputError
 from pfedfda.experiment.api import resumed_config, same_settings
 from pfedfda.methods import all_methods, expand_names, find_method
+from pfedfda.models.factories import allow
 from pfedfda.runs.config import (
     GROUPS,
     Config,
@@ -93,6 +94,7 @@ def with_settings(kind: type[C], words: Sequence[str] | None) -> type[C]:
     if words is None:
         defaults = Config({name: method() for name, method in all_methods().items()})
     else:
+        _allow_named(words)
         defaults = _defaults(read_known(kind, words))
     # The names of groups are no prefixes of their options; the names of methods are.
     fields: list[tuple[str, Any, Any]] = [
@@ -110,6 +112,14 @@ def with_settings(kind: type[C], words: Sequence[str] | None) -> type[C]:
         namespace={"defaults": defaults, "__doc__": kind.__doc__},
         frozen=True,
     )
+
+
+def _allow_named(words: Sequence[str]) -> None:
+    """Let settings name the models and backbones that the user has typed."""
+    for number, word in enumerate(words):
+        option, _, value = word.partition("=")
+        if option in ("--model", "--backbone"):
+            allow(value or "".join(words[number + 1 : number + 2]))
 
 
 def _defaults(start: SettingsCommand) -> Config:

@@ -93,6 +93,20 @@ class FederationConfig:
         2: training and test images are corrupted with random numbers of their own. 1: the numbers
         of the test images follow those of the training images, so that the corrupted test images
         depend on train-fraction; records of runs from before there was a version have this.
+    backbone
+        A pretrained network that turns images or texts into features once, before training:
+        efficientnet-lite0, all-minilm-l6-v2, transformers:ID_OR_FOLDER, file.py:factory or
+        package.module:factory. The features take the place of the inputs, and the model is then
+        linear unless another is given.
+    backbone_size
+        Scale images to squares of this many pixels for the backbone; by default its own choice:
+        for efficientnet-lite0 three times the images' side, 96 to 224.
+    feature_dims
+        Keep this many principal directions of the backbone's features, those of the pooled
+        covariance of the clients' training samples; all dimensions if not given.
+    feature_transform
+        sqrt: take the square root of the features first (Tukey's power transform, with the sign
+        kept), which makes skewed features more like Gaussians; none.
     partition_seed
         Determines the partition, the split, the fraction and the corruptions; 42 gives the authors'
         released partitions.
@@ -117,6 +131,10 @@ class FederationConfig:
     shift: ShiftName = "none"
     shift_table: Path | None = None
     shift_version: int = 2
+    backbone: str | None = None
+    backbone_size: int | None = None
+    feature_dims: int | None = None
+    feature_transform: Literal["none", "sqrt"] = "none"
     partition_seed: int = 42
 
     def __post_init__(self) -> None:
@@ -148,6 +166,21 @@ class FederationConfig:
             raise InputError(f"train-fraction is {self.train_fraction}; it must lie in (0, 1].")
         if not 0 <= self.validation_share < 1:
             raise InputError(f"validation-share is {self.validation_share}; it must lie in [0, 1).")
+        if self.backbone is None and (
+            self.backbone_size is not None
+            or self.feature_dims is not None
+            or self.feature_transform != "none"
+        ):
+            raise InputError(
+                "backbone-size, feature-dims and feature-transform need a backbone: name one with "
+                "--backbone."
+            )
+        if self.backbone_size is not None and not 8 <= self.backbone_size <= 1024:
+            raise InputError(
+                f"backbone-size is {self.backbone_size}; it must be between 8 and 1024 pixels."
+            )
+        if self.feature_dims is not None and self.feature_dims < 1:
+            raise InputError(f"feature-dims is {self.feature_dims}; it must be at least 1.")
         if not 0 <= self.partition_seed < 2**32:
             raise InputError(f"partition-seed is {self.partition_seed}; it must lie in [0, 2^32).")
 
@@ -186,8 +219,14 @@ class Federation:
 
     @cached_property
     def inputs(self) -> NDArray[Any]:
-        """All inputs, sorted by client, mapped from the file."""
-        return _map_array(self.folder / "inputs.npy")
+        """All inputs, sorted by client, mapped from the file; texts are read into memory."""
+        stored = _map_array(self.folder / "inputs.npy")
+        if self.index["type"] != "text":
+            return stored
+        stops = np.load(self.folder / "stops.npy", allow_pickle=False).tolist()
+        whole = stored.tobytes()
+        texts = [whole[a:b].decode() for a, b in zip([0, *stops], stops, strict=False)]
+        return np.array(texts, dtype=np.dtypes.StringDType())
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:

@@ -5,24 +5,28 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from pfedfda.data import partition
 from pfedfda.data.catalogue import open_source
 from pfedfda.data.corruptions import corrupt
+from pfedfda.data.features import extract_features, fit_feature_map
 from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
 from pfedfda.data.shift import Shift, assign_shift, frost_photos
 from pfedfda.data.sources import Dataset
-from pfedfda.data.store import default_cache, is_intact, store
+from pfedfda.data.store import default_cache, is_intact, read_hashes, store
 from pfedfda.errors import InputError
 from pfedfda.files import read_text, reserve
+from pfedfda.models.backbones import open_backbone
 from pfedfda.seeding import numpy_generator
 
 FORMAT = 5
@@ -30,10 +34,14 @@ SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
 PrepareProgress = Callable[[str, int, int], None]
 
 
+BACKBONE_SETTINGS = ("backbone", "backbone_size", "feature_dims", "feature_transform")
+
+
 def prepare(
     config: FederationConfig,
     cache: Path | None = None,
     progress: PrepareProgress | None = None,
+    device: str = "cpu",
 ) -> Federation:
     """Return the federation that a configuration describes, making it if it is not there yet.
 
@@ -45,12 +53,105 @@ def prepare(
         The folder for prepared federations, `default_cache` when None.
     progress
         Called with a description, the number done and the number in all during long steps.
+    device
+        Where a backbone runs: all cores for cpu, otherwise cuda, cuda:N or mps.
     """
+    if config.backbone is None:
+        return _prepare_inputs(config, cache, progress)
+    raw = replace(
+        config, backbone=None, backbone_size=None, feature_dims=None, feature_transform="none"
+    )
+    return _prepare_features(
+        config, _prepare_inputs(raw, cache, progress), cache, progress, torch.device(device)
+    )
+
+
+def _prepare_features(
+    config: FederationConfig,
+    raw: Federation,
+    cache: Path | None,
+    progress: PrepareProgress | None,
+    device: torch.device,
+) -> Federation:
+    """Return the federation whose inputs are the features that a backbone makes of another's."""
+    assert config.backbone is not None
+    kind = raw.index["type"]
+    side = max(raw.input_shape[:2]) if kind == "uint8" else None
+    backbone = open_backbone(config.backbone, config.backbone_size, side)
+    wanted = {"images": "uint8", "texts": "text"}.get(backbone.takes, kind)
+    if kind != wanted:
+        found = {"uint8": "images", "text": "texts"}.get(kind, "numbers")
+        raise InputError(
+            f"The backbone {config.backbone} takes {backbone.takes}, and the inputs are {found}."
+        )
+    root = cache or default_cache()
+    determined_by = {
+        "format": FORMAT,
+        "raw": raw.folder.name,
+        "backbone": backbone.key(),
+        "dims": config.feature_dims,
+        "transform": config.feature_transform,
+    }
+    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
+    target = root / "federations" / key
+    if is_intact(target):
+        return Federation(target)
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress("extracting features", done, total)
+
+    hashes = read_hashes(raw.folder)
+    features = extract_features(
+        backbone,
+        raw.inputs,
+        hashes["inputs.npy"] + hashes.get("stops.npy", ""),
+        root,
+        report,
+        device,
+    )
+    stops = np.cumsum(raw.train_sizes + raw.test_sizes)
+    starts = stops - raw.train_sizes - raw.test_sizes
+    train = [slice(s, s + n) for s, n in zip(starts, raw.train_sizes, strict=True)]
+    mapping = fit_feature_map(features, train, config.feature_dims, config.feature_transform)
+    mapped = mapping(features)
+    index = {
+        **raw.index,
+        "config": raw.index["config"] | {name: getattr(config, name) for name in BACKBONE_SETTINGS},
+        "shape": mapped.shape[1:],
+        "type": "float32",
+        "features": {
+            "backbone": config.backbone,
+            **backbone.key(),
+            "raw_dims": features.shape[1],
+            "transform": config.feature_transform,
+            "explained_variance": mapping.explained,
+        },
+    }
+
+    def write(folder: Path) -> None:
+        np.save(folder / "inputs.npy", mapped)
+        np.save(folder / "labels.npy", raw.labels)
+        save_file(mapping.tensors(), folder / "feature_map.safetensors")
+        (folder / "index.json").write_text(json.dumps(index))
+
+    store(target, write)
+    return Federation(target)
+
+
+def _prepare_inputs(
+    config: FederationConfig, cache: Path | None, progress: PrepareProgress | None
+) -> Federation:
+    """Return the federation of the source's own inputs."""
     columns = {
         name: value for name in SOURCE_COLUMNS if (value := getattr(config, name)) is not None
     }
     source = open_source(config.source, config.image_size, config.data_dir, columns)
-    of_source = ("source", "image_size", "data_dir", "shift_table", *SOURCE_COLUMNS)
+    of_source = (
+        *("source", "image_size", "data_dir", "shift_table"),
+        *SOURCE_COLUMNS,
+        *BACKBONE_SETTINGS,
+    )
     settings = {name: v for name, v in asdict(config).items() if name not in of_source}
     if not config.validation_share:  # federations from before there was validation stay valid
         del settings["validation_share"]
@@ -90,7 +191,7 @@ def prepare(
         "format": FORMAT,
         "config": {**asdict(config), "data_dir": None, "shift_table": None},
         "shape": dataset.inputs.shape[1:],
-        "type": str(dataset.inputs.dtype),
+        "type": "text" if dataset.inputs.dtype.kind == "T" else str(dataset.inputs.dtype),
         "class_names": dataset.class_names,
         "names": names,
         "train": train_sizes,
@@ -99,15 +200,25 @@ def prepare(
     }
 
     def write(folder: Path) -> None:
-        photos = frost_photos(config.data_dir) if shifts else None
-        _write_inputs(
-            folder, config, dataset, order, index, shifts, photos, report("writing images")
-        )
+        if index["type"] == "text":
+            _write_texts(folder, dataset.inputs[order].tolist())
+        else:
+            photos = frost_photos(config.data_dir) if shifts else None
+            _write_inputs(
+                folder, config, dataset, order, index, shifts, photos, report("writing inputs")
+            )
         np.save(folder / "labels.npy", dataset.labels[order])
         (folder / "index.json").write_text(json.dumps(index))
 
     store(target, write)
     return Federation(target)
+
+
+def _write_texts(folder: Path, texts: list[str]) -> None:
+    """Write texts one behind the other, and where each stops."""
+    encoded = [text.encode(errors="replace") for text in texts]
+    np.save(folder / "inputs.npy", np.frombuffer(b"".join(encoded), dtype=np.uint8))
+    np.save(folder / "stops.npy", np.cumsum([len(text) for text in encoded]))
 
 
 def _frost_folder(config: FederationConfig) -> Path | None:

@@ -1,7 +1,8 @@
 """What happens at one client, in whatever process it runs."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +102,8 @@ class ClientRunner:
         try:
             message = receive()
             client, test = self._load(step, client_id, data)
-            outcome = client_step(step.kind, step.method, client, message, test)
+            with seeded(client.generator, self.device):
+                outcome = client_step(step.kind, step.method, client, message, test)
             if step.kind == "train" and client.state:
                 step.states.save(client_id, step.round, client.state)
             return outcome
@@ -168,6 +170,14 @@ class ClientRunner:
         if step.kind == "train":
             return client, None
         return client, self.samples(data.test_inputs, data.test_labels)
+
+
+@contextmanager
+def seeded(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Seed what layers draw from by themselves, such as dropout, and restore it afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+        torch.manual_seed(generator.initial_seed())
+        yield
 
 
 def refuse_unsavable(what: str, tensors: Mapping[str, object]) -> None:

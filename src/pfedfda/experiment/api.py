@@ -14,6 +14,7 @@ from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
 from pfedfda.methods import Method, Task, expand_names, find_method
+from pfedfda.models.weights import load_weights
 from pfedfda.runs import (
     RunResult,
     is_complete,
@@ -279,9 +280,14 @@ def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
 
 
 def _prepare(config: Config, observer: Observer) -> tuple[Federation, Task]:
-    federation = prepare(config.federation, progress=observer.preparing)
+    federation = prepare(
+        config.federation, progress=observer.preparing, device=config.engine.device
+    )
     task = make_task(config, federation)
     observer.say(f"{config.federation.source}: {federation.describe()}")
+    if config.model.weights is not None:
+        fit = load_weights(task.build_model(), config.model.weights)
+        observer.say(f"{config.model.weights}: {fit}.")
     return federation, task
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfedfda.errors import InputError, quote
 from pfedfda.methods import Method, find_method
-from pfedfda.runs.config import GROUPS, Config, from_mapping, make_config
+from pfedfda.runs.config import GROUPS, Config, from_mapping, make_config, refuse_unnamed_programs
 
 Scalar = bool | int | float | str
 TRAVELLING = ("federation", "model", "training", "schedule")
@@ -137,7 +137,9 @@ def from_settings(settings: Mapping[str, Any]) -> Config:
         raise InputError(f"The method is {method!r}; it must be a name.")
     instance = from_mapping(registered_method(method), tables["hyperparameters"], method)
     groups = {name: from_mapping(GROUPS[name], tables[name], name) for name in TRAVELLING}
-    return Config({method: instance}, **groups)
+    config = Config({method: instance}, **groups)
+    refuse_unnamed_programs(config, "The server")
+    return config
 
 
 @dataclass(frozen=True)

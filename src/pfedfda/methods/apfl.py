@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pfedfda.errors import InputError
-from pfedfda.methods.base import Client, Personal, Tensors, Update
+from pfedfda.methods.base import Client, Personal, Tensors, Update, load
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, cross_entropy, sgd
@@ -73,7 +73,8 @@ class APFL(FedAvg):
             self.train(client, message)
         own = client.state
         mixture = {name: self.alpha * own[name] + (1 - self.alpha) * message[name] for name in own}
-        client.model.load_state_dict(mixture)
+        client.model.load_state_dict(message)  # buffers, such as those of batch norm, are shared
+        load(client.model, mixture)
         return Personal(client.model)
 
     def _own(self, client: Client) -> dict[str, nn.Parameter]:
@@ -82,6 +83,7 @@ class APFL(FedAvg):
         own = {}
         for name, parameter in client.model.named_parameters():
             own[name] = nn.Parameter(parameter.detach().clone().copy_(start[name]))
+            own[name].frozen = getattr(parameter, "frozen", False)  # type: ignore[attr-defined]
         return own
 
 

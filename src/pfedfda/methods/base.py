@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pfedfda.errors import InputError, unknown
 from pfedfda.inputs import InputType
-from pfedfda.models import Model, ModelConfig, build_model, model_tensors
+from pfedfda.models import Body, Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
 WEIGHT = "update_weight"
@@ -104,7 +104,8 @@ class Task:
         model = build_model(
             self.model, self.input_shape, self.num_classes, self.seed, self.input_type
         )
-        model.body.precision = getattr(torch, self.training.precision)
+        if isinstance(model.body, Body):
+            model.body.precision = getattr(torch, self.training.precision)
         return model
 
     def initial_tensors(self) -> Tensors:
@@ -305,7 +306,7 @@ class Method(ABC):
         """
         weight = float(total[WEIGHT])
         return {
-            name: (tensor / weight).to(state[name].dtype)
+            name: as_type(tensor / weight, state[name].dtype)
             for name, tensor in total.items()
             if name != WEIGHT
         }
@@ -337,6 +338,11 @@ class Method(ABC):
         return None
 
 
+def as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in another type; whole numbers are rounded."""
+    return tensor.to(dtype) if dtype.is_floating_point else tensor.round().to(dtype)
+
+
 def part(tensors: Tensors, *names: str) -> Tensors:
     """Return the tensors whose names begin with one of these parts, e.g. ``body``."""
     return {name: tensor for name, tensor in tensors.items() if name.split(".")[0] in names}
@@ -354,7 +360,8 @@ def add(total: Tensors, tensors: Tensors, weight: float = 1.0) -> None:
     for name, tensor in tensors.items():
         if name not in total:
             total[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-        total[name].add_(tensor, alpha=weight)
+        # Whole numbers, such as the counters of batch norm, cannot be scaled as they are.
+        total[name].add_(tensor if tensor.is_floating_point() else tensor.double(), alpha=weight)
 
 
 def wrong_counts(counts: Tensor, weight: float) -> str | None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from pfedfda.errors import InputError
-from pfedfda.methods.base import Client, Personal, Tensors, Update
+from pfedfda.methods.base import Client, Personal, Tensors, Update, as_type, load
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import cross_entropy, sgd
@@ -59,14 +59,15 @@ class PFedMe(FedAvg):
         """Alternate between θ and w on every batch; keep θ, send w."""
         followed, loss = self._solve(client, message)
         client.state = model_tensors(client.model)
-        client.model.load_state_dict(followed)
+        load(client.model, followed)
         return Update(model_tensors(client.model), client.num_samples, {"train_loss": loss})
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Move the global model towards the average of the clients' w."""
         average = super().finish(state, total)
         return {
-            name: (1 - self.mixing) * state[name] + self.mixing * average[name] for name in state
+            name: as_type((1 - self.mixing) * state[name] + self.mixing * average[name], t.dtype)
+            for name, t in state.items()
         }
 
     def personalize(self, client: Client, message: Tensors) -> Personal:

@@ -48,8 +48,8 @@ def sgd(
     client
         Gives samples, settings and randomness.
     parameters
-        What moves. All other parameters of ``client.model`` are frozen: they get no gradient and
-        no weight decay.
+        What moves, but for those that the model's own program has frozen. All other parameters of
+        ``client.model`` are frozen: they get no gradient and no weight decay.
     loss
         The mean loss of a batch.
     epochs, lr, momentum
@@ -77,7 +77,10 @@ def sgd(
         If the loss becomes infinite or undefined.
     """
     settings = client.task.training
-    trained = list(parameters)
+    movable = list(parameters)
+    trained = [p for p in movable if not getattr(p, "frozen", False)]
+    if anchor is not None:
+        anchor = [a for a, p in zip(anchor, movable, strict=True) if not getattr(p, "frozen", 0)]
     client.model.requires_grad_(False)
     for parameter in trained:
         parameter.requires_grad_(True)
@@ -98,8 +101,9 @@ def sgd(
             for batch in batches(client, drop_last):
                 for _ in range(steps):
                     value = loss(batch)
-                    value.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
+                    if trained:
+                        value.backward()  # type: ignore[no-untyped-call]
+                        optimizer.step()
                     total += value.detach() * len(batch.labels)
                     count += len(batch.labels)
                 if after_batch is not None:
@@ -183,9 +187,16 @@ def batches(client: Client, drop_last: bool = False) -> Iterator[Batch]:
     for rows, there in zip(torch.split(order, size), torch.split(on_device, size), strict=True):
         if drop_last and len(rows) < size < client.num_samples:
             return
+        if len(rows) == 1 and size < client.num_samples and has_batch_norm(client.model):
+            return  # there is no variance in a batch of one
         # For bytes, index_select copies whole images; plain indexing copies pixel by pixel.
         inputs, labels = (torch.index_select(t, 0, there) for t in client.samples)
         yield Batch(to_input(inputs), labels, rows)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Tell whether a model normalises over batches."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def to_input(inputs: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from pfedfda.errors import InputError, quote
 from pfedfda.files import json_text, read_text, replacing, write_text
 from pfedfda.inputs import InputType, read_inputs
-from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
-from pfedfda.models.networks import BODIES, Model
+from pfedfda.models.build import ModelConfig, build_model, chosen_model, model_tensors
+from pfedfda.models.networks import BODIES, VECTOR_BODIES, Model
 
 FORMAT = 1
 INPUT = {
@@ -65,7 +65,7 @@ def save_model(
     """
     with replacing(folder / "model.safetensors") as new:
         save_file(model_tensors(model), new)
-    name = default_model(*input_shape[:2]) if config.model == "auto" else config.model
+    name = chosen_model(config, input_shape, input_type)
     description = {
         "format": FORMAT,
         "model": name,
@@ -85,7 +85,10 @@ def load_model(folder: Path | str) -> Model:
     folder = Path(folder)
     try:
         description = json.loads(read_text(folder / "model.json"))
-        if description["format"] != FORMAT or description["model"] not in BODIES:
+        if description["format"] != FORMAT or description["model"] not in {
+            **BODIES,
+            **VECTOR_BODIES,
+        }:
             raise ValueError("it is of an unknown format")
         shape, input_type = read_inputs(description)
         classes = len(description["class_names"])

@@ -6,6 +6,7 @@ They pool before the activation: for a monotone activation the result is the sam
 activation has a quarter of the work. All convolutions run in channels-last layout.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -24,20 +25,22 @@ class Model(nn.Module):
     Parameters
     ----------
     body
-        Maps images (n, channels, height, width) in [-1, 1] to features (n, d). It has an attribute
-        `feature_dim`, the d.
+        Maps inputs to features (n, d): images (n, channels, height, width) in [-1, 1], or numbers
+        and indices as they are.
+    feature_dim
+        The d.
     num_classes
         The number of outputs of the head.
     """
 
-    def __init__(self, body: "Body", num_classes: int) -> None:
+    def __init__(self, body: nn.Module, feature_dim: int, num_classes: int) -> None:
         super().__init__()
         self.body = body
-        self.head = nn.Linear(body.feature_dim, num_classes)
+        self.head = nn.Linear(feature_dim, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits (n, classes)."""
-        logits: Tensor = self.head(self.body(images))
+        logits: Tensor = self.head(self.body(inputs))
         return logits
 
 
@@ -175,7 +178,30 @@ class ResNet18(Body):
         return features
 
 
+class MLP(nn.Sequential):
+    """Two hidden layers of 128 units, for vectors."""
+
+    width = 128
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(
+            nn.Flatten(),
+            nn.Linear(math.prod(shape), self.width),
+            nn.LeakyReLU(),
+            nn.Linear(self.width, self.width),
+            nn.LeakyReLU(),
+        )
+
+
+class Linear(nn.Flatten):
+    """No body at all: the inputs are the features, and the model is its linear head."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+
+
 LARGEST_SMALL_SIDE = 256
+VECTOR_BODIES: dict[str, Callable[..., nn.Module]] = {"mlp": MLP, "linear": Linear}
 BODIES: dict[str, Callable[[int, int, int], Body]] = {
     "emnist-cnn": EmnistCNN,
     "cifar-cnn": CifarCNN,

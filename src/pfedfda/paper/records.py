@@ -207,15 +207,19 @@ def valid(need: Need, records: Iterable[Record]) -> list[Record]:
 
     Those that were made with other settings than they would be made with today do not count.
     Hyper-parameters that a method no longer has make no difference where they had the value that
-    now always holds. Nor does an older shift: its noise has the same distribution, and
-    `pfedfda.paper.suites.differences` tells of it.
+    now always holds; settings that came after a record had their defaults. Nor does an older shift
+    make one: its noise has the same distribution, and `pfedfda.paper.suites.differences` tells of
+    it.
     """
     today = {"need": _plain(need), **settings_of(need.config())}
     same_shift = {"shift_version": today["split"]["shift_version"]}
+    defaults = settings_of(Config({need.method: find_method(need.method)()}))
     kind = find_method(need.method)
 
     def then(record: Record, name: str) -> Any:
         value = record[name]
+        if name in ("split", "model", "training"):
+            value = defaults[name] | value
         if name == "split":
             return value | same_shift
         return kind.without_removed(value) if name == "hyperparameters" else value

@@ -18,6 +18,7 @@ from pfedfda.inputs import InputType
 from pfedfda.methods import Method, Task, TrainingConfig, find_method
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
+from pfedfda.models.factories import is_allowed, name_callable
 
 T = TypeVar("T")
 MOST_ROUNDS = 1_000_000
@@ -149,8 +150,11 @@ class Config:
         input_type: InputType = "uint8",
     ) -> Task:
         """Return what the server and all clients know before the first round."""
+        model = self.model
+        if model.model == "auto" and self.federation.backbone is not None:
+            model = dataclasses.replace(model, model="linear")  # features need no network
         task = Task(
-            model=self.model,
+            model=model,
             input_shape=input_shape,
             num_classes=num_classes,
             num_clients=num_clients,
@@ -208,6 +212,8 @@ def change(config: Config, settings: Mapping[str, Any]) -> Config:
     groups: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
     owner = {f.name: name for name, group in GROUPS.items() for f in dataclasses.fields(group)}
     for setting, value in settings.items():
+        if setting in ("model", "backbone") and callable(value):
+            value = name_callable(value)
         if setting not in owner:
             raise unknown("setting", setting, owner)
         groups[owner[setting]][setting] = value
@@ -324,7 +330,20 @@ def read_config(path: Path) -> Config:
             )
         methods[name] = from_mapping(kind, fields, f"methods.{name}")
     groups = {name: from_mapping(GROUPS[name], tables.get(name, {}), name) for name in GROUPS}
-    return Config(methods, **groups)
+    config = Config(methods, **groups)
+    refuse_unnamed_programs(config, str(path))
+    return config
+
+
+def refuse_unnamed_programs(config: Config, where: str) -> None:
+    """Refuse settings that would run a program which the user has not named."""
+    for option, spec in (("model", config.model.model), ("backbone", config.federation.backbone)):
+        own = spec is not None and ":" in spec and not spec.startswith("transformers:")
+        if own and not is_allowed(str(spec)):
+            raise InputError(
+                f"{where} takes the {option} from {quote(spec)}, and settings must not run a "
+                f"program by themselves: name it on the command line too, with --{option} {spec}."
+            )
 
 
 def write_config(config: Config) -> str:
