@@ -21,11 +21,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfd
 
 from flwr.app import Message, MetricRecord, RecordDict
 
+from pfedfda.flower.app_settings import read_run_config
 from pfedfda.flower.client_app import app
 from pfedfda.flower.exchange import Sites
-from pfedfda.flower.records import pack, tensors_of
 from pfedfda.flower.server_app import serve
-from pfedfda.flower.settings import read_run_config
+from pfedfda.flower.wire import pack, tensors_of
 from tests.flower.grids import FakeGrid
 from tests.power import Disk
 

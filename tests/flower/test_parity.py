@@ -12,9 +12,9 @@ from pfedfda.experiment.personal import load_finished
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
 
+from pfedfda.flower.app_settings import read_run_config
 from pfedfda.flower.client_app import app
 from pfedfda.flower.server_app import serve
-from pfedfda.flower.settings import read_run_config
 from tests.flower.grids import FakeGrid
 
 SETTINGS: dict[str, Any] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pfedfda.cli import main
+from pfedfda.flower.app_settings import ServerConfig, read_run_config
 from pfedfda.flower.project import TEMPLATE, init
-from pfedfda.flower.settings import ServerConfig, read_run_config
 from pfedfda.methods import find_method
 from tests.flower.loopback import QUIET
 

@@ -10,10 +10,10 @@ from pfedfda import InputError
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
 
-from pfedfda.flower.jobs import description_settings, read_description
-from pfedfda.flower.records import MalformedError
+from pfedfda.flower.messages import description_settings, read_description
 from pfedfda.flower.roster import agree, read_roster
 from pfedfda.flower.site import Description
+from pfedfda.flower.wire import MalformedError
 
 KAUNAS = Description("kaunas", -1, 30, 8, 2, ("cat", "dog"), (32, 32, 3), {"ward": "west"})
 VILNIUS = replace(KAUNAS, name="vilnius", train_size=50, attributes={})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfedfda import InputError
-from pfedfda.flower.settings import read_run_config
+from pfedfda.flower.app_settings import read_run_config
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
 
@@ -18,32 +18,34 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from pfedfda.flower.client_app import app
-from pfedfda.flower.jobs import job_settings
-from pfedfda.flower.records import FAILURE, SETTINGS, pack
-from pfedfda.flower.site import Job
+from pfedfda.flower.messages import site_step_settings
+from pfedfda.flower.site import SiteStep
+from pfedfda.flower.wire import FAILURE, SETTINGS, pack
 from tests.flower.grids import over_the_wire
 
 KINDS = [MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE]
 
 
-def job() -> Job:
+def site_step() -> SiteStep:
     config = read_run_config(
         {"method": "fedrep", "clients": 2, "train-fraction": 0.05, "epochs": 1, "rounds": 1}
     ).config
     digits = tuple(str(digit) for digit in range(10))
-    return Job("train", config, 0, 2, digits, (28, 28, 1), "uint8", 1, 0, "run", keep_model=True)
+    return SiteStep(
+        "train", config, 0, 2, digits, (28, 28, 1), "uint8", 1, 0, "run", keep_model=True
+    )
 
 
 def settings() -> dict[str, Any]:
-    return dict(job_settings(job()))
+    return dict(site_step_settings(site_step()))
 
 
 def ask(kind: str, sent: dict[str, Any], state_dir: Path, **node: Any) -> Message:
     """Let a site answer a message with these settings."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = {"name": "kaunas", "partition-id": 0, "state-dir": str(state_dir)} | node
-    state = job().method.init(job().task)
-    message = Message(pack(job().method.message(state, 0), settings=sent), 1, kind)
+    state = site_step().method.init(site_step().task)
+    message = Message(pack(site_step().method.message(state, 0), settings=sent), 1, kind)
     message.metadata.__dict__["_message_id"] = "message"
     return app(over_the_wire(message), Context(1, 1, node, RecordDict(), {}))
 

@@ -88,7 +88,7 @@ class Worker:
 
 
 @dataclass
-class Batch:
+class PoolBatch:
     """How far a batch of items has come.
 
     Parameters
@@ -141,7 +141,7 @@ class Pool:
         window
             How many items beyond the next answer may be handed out: their answers have to wait.
         """
-        batch = Batch(Common(common), deque(enumerate(items)))
+        batch = PoolBatch(Common(common), deque(enumerate(items)))
         finished = False
         try:
             while len(self.workers) < self.size:
@@ -188,7 +188,7 @@ class Pool:
         theirs.close()
         return Worker(process, ours)
 
-    def _hand_out(self, batch: Batch, limit: int) -> None:
+    def _hand_out(self, batch: PoolBatch, limit: int) -> None:
         """Give workers the next items whose positions are below the limit.
 
         An idle worker gets one. A busy one gets its next in advance, so that it need not wait for
@@ -200,7 +200,7 @@ class Pool:
                 if len(worker.items) == waiting and enough and batch.pending[0][0] < limit:
                     self._give(worker, batch)
 
-    def _give(self, worker: Worker, batch: Batch) -> None:
+    def _give(self, worker: Worker, batch: PoolBatch) -> None:
         """Give a worker the next item."""
         try:
             if worker.common is not batch.common:
@@ -212,7 +212,7 @@ class Pool:
             if not worker.items:  # it died while it was idle; else we shall hear of it
                 self._replace(worker)
 
-    def _collect(self, batch: Batch, timeout: float | None) -> None:
+    def _collect(self, batch: PoolBatch, timeout: float | None) -> None:
         """Take the answers that have come; without a timeout wait, and look after the workers.
 
         Only looks count, not the clock: if all of us are suspended for a while, nobody is late.
@@ -239,7 +239,7 @@ class Pool:
             worker.still = 0
             batch.answers[item] = answer
 
-    def _replace_dead_worker(self, worker: Worker, batch: Batch, reason: str = "") -> None:
+    def _replace_dead_worker(self, worker: Worker, batch: PoolBatch, reason: str = "") -> None:
         """Replace a worker that died at an item; try the item again, or give it up."""
         (_, item), *rest = worker.items
         batch.pending.extendleft(reversed(rest))

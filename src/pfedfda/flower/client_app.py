@@ -8,10 +8,10 @@ from flwr.clientapp import ClientApp
 
 from pfedfda.engine.base import StepKind
 from pfedfda.errors import PfedfdaError
-from pfedfda.flower.jobs import description_settings, read_job
-from pfedfda.flower.records import FAILURE, pack, settings_of, tensors_of
-from pfedfda.flower.settings import from_settings, read_node_config
+from pfedfda.flower.app_settings import from_settings, read_node_config
+from pfedfda.flower.messages import description_settings, read_site_step
 from pfedfda.flower.site import Site
+from pfedfda.flower.wire import FAILURE, pack, settings_of, tensors_of
 
 app = ClientApp()
 
@@ -41,9 +41,9 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _work(kind: StepKind, message: Message, context: Context) -> Message:
-    job = read_job(kind, settings_of(message.content))
-    site = Site(read_node_config(context.node_config), job.config.federation)
-    outcome = site.run(job, tensors_of(message.content))
+    site_step = read_site_step(kind, settings_of(message.content))
+    site = Site(read_node_config(context.node_config), site_step.config.federation)
+    outcome = site.run(site_step, tensors_of(message.content))
     if outcome.failure is not None:
         return Message(pack(settings={FAILURE: outcome.failure}), reply_to=message)
     numbers = {

@@ -33,7 +33,7 @@ WORST_FIRST: tuple[State, ...] = ("open", "unknown", "closed", "absent")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Exposure:
     """What was found at an address.
 
     Parameters
@@ -93,7 +93,7 @@ class Answer:
         return self.status == 401 and UNSIGNED in self.text
 
 
-def check(address: str, root_certificates: Path | None = None) -> Finding:
+def check(address: str, root_certificates: Path | None = None) -> Exposure:
     """Tell whether the control interface at an address is open to whoever runs this.
 
     If a name has several addresses, all are tried, and the worst finding counts.
@@ -144,13 +144,15 @@ def _tls(root_certificates: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _check_one(number: str, port: int, host: str, address: str, context: ssl.SSLContext) -> Finding:
+def _check_one(
+    number: str, port: int, host: str, address: str, context: ssl.SSLContext
+) -> Exposure:
     """Look at one of the numeric addresses of a host."""
     where = address if number == host else f"{address} ({number})"
     try:
         plain = socket.create_connection((number, port), SECONDS)
     except OSError as error:
-        return Finding(
+        return Exposure(
             "absent",
             f"Not reachable: nothing answers at {where} from here ({error}); a SuperLink that is "
             f"not running looks the same.",
@@ -160,7 +162,7 @@ def _check_one(number: str, port: int, host: str, address: str, context: ssl.SSL
         with plain, context.wrap_socket(plain, server_hostname=host):
             pass
     except ssl.SSLCertVerificationError as error:
-        return Finding(
+        return Exposure(
             "unknown",
             f"Not determined: the server at {where} has no certificate of this authority "
             f"({error.verify_message}); without --root-certificates it is asked all the same.",
@@ -168,11 +170,11 @@ def _check_one(number: str, port: int, host: str, address: str, context: ssl.SSL
     except (ssl.SSLError, ConnectionError):
         tls = None  # it may speak without encryption
     except OSError as error:
-        return Finding("unknown", f"Not determined: {where} does not answer ({error}).")
+        return Exposure("unknown", f"Not determined: {where} does not answer ({error}).")
     try:
         answers = [_ask(number, port, host, tls, path) for path in (CONTROL, RUNTIME, FLEET)]
     except (OSError, http.client.HTTPException) as error:
-        return Finding(
+        return Exposure(
             "unknown",
             f"Not determined: what listens at {where} does not speak HTTP "
             f"({type(error).__name__}).",
@@ -192,16 +194,16 @@ def _ask(number: str, port: int, host: str, tls: ssl.SSLContext | None, path: st
             return Answer(response.status, response.headers.get_content_type(), response.read(1000))
 
 
-def _judge(where: str, control: Answer, runtime: Answer, fleet: Answer) -> Finding:
+def _judge(where: str, control: Answer, runtime: Answer, fleet: Answer) -> Exposure:
     """Tell from the answers of the three interfaces who is let in."""
     if control.is_let_in:
-        return Finding(
+        return Exposure(
             "open",
             f"OPEN: the control interface at {where} asks for no account, so that from here "
             f"anybody can run code on the server and at every site, and register keys.",
         )
     if runtime.is_let_in:
-        return Finding(
+        return Exposure(
             "open",
             f"OPEN: the runtime interface at {where} asks for no secret, so that from here "
             f"anybody can take over a run and what the server sends to the sites.",
@@ -209,12 +211,12 @@ def _judge(where: str, control: Answer, runtime: Answer, fleet: Answer) -> Findi
     for_others = all(answer.asks_who or answer.is_turned_away for answer in (control, runtime))
     if for_others and (control.asks_who or fleet.is_fleet):
         how = "asks for an account" if control.asks_who else "cannot be reached"
-        return Finding(
+        return Exposure(
             "closed",
             f"Closed: from here the control interface at {where} {how} (HTTP {control.status}), "
             f"and the runtime interface lets nobody in either (HTTP {runtime.status}).",
         )
-    return Finding(
+    return Exposure(
         "unknown",
         f"Not determined: no SuperLink of a known kind answers at {where} (HTTP {control.status} "
         f"for control, {runtime.status} for runtime, {fleet.status} for the fleet).",

@@ -11,10 +11,10 @@ from pfedfda.engine.base import StepKind, largest_first, num_bytes
 from pfedfda.errors import PfedfdaError, RunStoppedError
 from pfedfda.experiment.checks import PLAIN
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
-from pfedfda.flower.jobs import job_settings
-from pfedfda.flower.records import MalformedError, metrics_of, pack, tensors_of
-from pfedfda.flower.roster import Roster
-from pfedfda.flower.site import Job
+from pfedfda.flower.messages import site_step_settings
+from pfedfda.flower.roster import SiteRoster
+from pfedfda.flower.site import SiteStep
+from pfedfda.flower.wire import MalformedError, metrics_of, pack, tensors_of
 from pfedfda.methods import Task, Tensors, Update
 from pfedfda.runs.config import Config
 
@@ -39,7 +39,7 @@ class FlowerEngine:
     """
 
     def __init__(
-        self, sites: Sites, roster: Roster, task: Task, config: Config, timeout: float
+        self, sites: Sites, roster: SiteRoster, task: Task, config: Config, timeout: float
     ) -> None:
         self.sites = sites
         self.federation = roster
@@ -59,7 +59,7 @@ class FlowerEngine:
         """
         order = largest_first(client_ids, self.federation)
         last = step.round == self.config.schedule.rounds
-        job = Job(
+        site_step = SiteStep(
             kind=step.kind,
             config=replace(self.config, methods={step.method.name: step.method}),
             client_id=-1,
@@ -87,7 +87,7 @@ class FlowerEngine:
             message = step.method.message(state, client_id)
             bytes_down[client_id] = num_bytes(message)
             return Message(
-                pack(message, settings=job_settings(replace(job, client_id=client_id))),
+                pack(message, settings=site_step_settings(replace(site_step, client_id=client_id))),
                 node,
                 MessageType.TRAIN if step.kind == "train" else MessageType.EVALUATE,
                 ttl=self.timeout + GRACE,

@@ -9,10 +9,10 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from pfedfda.errors import PfedfdaError, RunStoppedError
-from pfedfda.flower.jobs import read_description
-from pfedfda.flower.records import FAILURE, SETTINGS, MalformedError, pack, settings_of
-from pfedfda.flower.settings import to_settings
+from pfedfda.flower.app_settings import to_settings
+from pfedfda.flower.messages import read_description
 from pfedfda.flower.site import Description
+from pfedfda.flower.wire import FAILURE, SETTINGS, MalformedError, pack, settings_of
 from pfedfda.runs.config import Config
 
 MAX_FAILURE = 300

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from pfedfda.errors import InputError
 from pfedfda.files import json_text, write_text
-from pfedfda.flower.jobs import description_settings, read_description
-from pfedfda.flower.records import MalformedError
+from pfedfda.flower.messages import description_settings, read_description
 from pfedfda.flower.site import Description
+from pfedfda.flower.wire import MalformedError
 from pfedfda.inputs import InputType, describe_inputs
 
 FILE = "roster.json"
 
 
 @dataclass(frozen=True)
-class Roster:
+class SiteRoster:
     """Who takes part in a run; what the round loop needs to know of a federation.
 
     Parameters
@@ -89,7 +89,7 @@ class Roster:
         write_text(folder / FILE, json_text(content, indent=2) + "\n")
 
 
-def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) -> Roster:
+def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) -> SiteRoster:
     """Make a roster, and refuse sites that do not fit together.
 
     Parameters
@@ -129,14 +129,14 @@ def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) ->
                 f"({odd[0]!r} is one of the differences): list all classes in class-names."
             )
     token = f"{run[:40]}-{secrets.token_hex(6)}"
-    return Roster(tuple(ordered), names, first.input_shape, first.input_type, token)
+    return SiteRoster(tuple(ordered), names, first.input_shape, first.input_type, token)
 
 
-def read_roster(folder: Path) -> Roster:
+def read_roster(folder: Path) -> SiteRoster:
     """Read the roster of a run that is to go on."""
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return Roster(
+        return SiteRoster(
             tuple(read_description(site) for site in content["sites"]),
             tuple(content["class_names"]),
             tuple(content["input_shape"]),

@@ -10,10 +10,10 @@ from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.observers import Observer, PlainObserver
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import refuse_links
+from pfedfda.flower.app_settings import RunSettings, ServerConfig, read_run_config
 from pfedfda.flower.engine import FlowerEngine
 from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
-from pfedfda.flower.roster import Roster, agree, read_roster
-from pfedfda.flower.settings import RunSettings, ServerConfig, read_run_config
+from pfedfda.flower.roster import SiteRoster, agree, read_roster
 from pfedfda.runs import RunResult, is_complete, load_run, make_folder
 from pfedfda.runs.config import Config, read_config
 
@@ -73,7 +73,7 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
         raise type(error)(f"{error} To go on: --run-config 'resume=\"{folder}\"'") from error
 
 
-def _new_roster(sites: Sites, config: Config, server: ServerConfig) -> Roster:
+def _new_roster(sites: Sites, config: Config, server: ServerConfig) -> SiteRoster:
     """Wait for enough sites; these are the clients of the run."""
     if not sites.gather(lambda names: len(names) >= server.min_nodes, server.wait):
         raise InputError(
@@ -84,7 +84,7 @@ def _new_roster(sites: Sites, config: Config, server: ServerConfig) -> Roster:
     return agree(sites.described.values(), server.classes, method.name)
 
 
-def _wait_for(sites: Sites, roster: Roster, server: ServerConfig) -> None:
+def _wait_for(sites: Sites, roster: SiteRoster, server: ServerConfig) -> None:
     """Wait for the sites of a run that goes on; a few may be missing."""
     needed = min(server.min_nodes, len(roster))
 

@@ -19,7 +19,7 @@ from pfedfda.engine.client import ClientRunner
 from pfedfda.engine.machine import resolve_device
 from pfedfda.errors import InputError
 from pfedfda.files import flush, make_folders
-from pfedfda.flower.settings import SiteConfig, is_plain
+from pfedfda.flower.app_settings import SiteConfig, is_plain
 from pfedfda.inputs import InputType
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.models import Model, save_model
@@ -58,7 +58,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Job:
+class SiteStep:
     """A site's part in a round, as the server asks for it.
 
     Parameters
@@ -181,28 +181,28 @@ class Site:
             attributes={name: values[index] for name, values in federation.attributes.items()},
         )
 
-    def run(self, job: Job, message: Tensors) -> Outcome:
+    def run(self, site_step: SiteStep, message: Tensors) -> Outcome:
         """Do the site's part in a round."""
-        if not is_plain(job.run):
-            raise InputError(f"The name of the run is {job.run!r}; it must be a plain name.")
-        folder = self._make_folder() / job.run
-        states = ClientStates(folder / "states", job.checkpoint)
-        states.prune([job.client_id], job.round - 1)
+        if not is_plain(site_step.run):
+            raise InputError(f"The name of the run is {site_step.run!r}; it must be a plain name.")
+        folder = self._make_folder() / site_step.run
+        states = ClientStates(folder / "states", site_step.checkpoint)
+        states.prune([site_step.client_id], site_step.round - 1)
         view = None
-        if job.shift is not None:
-            view = ShiftedView(job.shift, job.task.seed, self._config.data_dir)
-        step = Step(job.kind, job.method, job.round, states, view)
+        if site_step.shift is not None:
+            view = ShiftedView(site_step.shift, site_step.task.seed, self._config.data_dir)
+        step = Step(site_step.kind, site_step.method, site_step.round, states, view)
         with one_thread():
-            runner = ClientRunner(job.task, resolve_device(self.site.device))
-            data = self._data(job.class_names)
-            outcome = runner.run(step, job.client_id, data, lambda: message)
-        if job.kind == "train" and states.folder.exists():
+            runner = ClientRunner(site_step.task, resolve_device(self.site.device))
+            data = self._data(site_step.class_names)
+            outcome = runner.run(step, site_step.client_id, data, lambda: message)
+        if site_step.kind == "train" and states.folder.exists():
             # The server's next checkpoint counts on what the site has kept.
-            states.flush([job.client_id])
+            states.flush([site_step.client_id])
             for place in (folder, self.site.folder):
                 flush(place)
-        if job.keep_model and outcome.personal is not None:
-            _keep_model(folder / "model", outcome.personal.model, job, outcome)
+        if site_step.keep_model and outcome.personal is not None:
+            _keep_model(folder / "model", outcome.personal.model, site_step, outcome)
         return outcome
 
     def _data(self, class_names: tuple[str, ...]) -> ClientData:
@@ -218,7 +218,7 @@ class Site:
         )
 
 
-def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> None:
+def _keep_model(folder: Path, model: nn.Module, site_step: SiteStep, outcome: Outcome) -> None:
     """Write the personal model where the site finds it; the folder is complete or not there."""
     if not isinstance(model, Model):
         return
@@ -226,15 +226,21 @@ def _keep_model(folder: Path, model: nn.Module, job: Job, outcome: Outcome) -> N
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     about = {
-        "method": job.method.name,
-        "run": job.run,
-        "round": job.round,
+        "method": site_step.method.name,
+        "run": site_step.run,
+        "round": site_step.round,
         "images_held_out": outcome.tested,
         "accuracy": outcome.correct / outcome.tested if outcome.tested else None,
         **outcome.metrics,
     }
     save_model(
-        new, model, job.config.model, job.input_shape, job.class_names, about, job.input_type
+        new,
+        model,
+        site_step.config.model,
+        site_step.input_shape,
+        site_step.class_names,
+        about,
+        site_step.input_type,
     )
     shutil.rmtree(folder, ignore_errors=True)
     new.replace(folder)

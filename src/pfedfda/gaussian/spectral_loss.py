@@ -31,7 +31,7 @@ from pfedfda.gaussian.problem import BetaProblem, Directions
 Vector = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, Vector)
 
-# Distance of the first β on the scale of `Scale`. The bounds vary on a scale of about 1.
+# Distance of the first β on the scale of `LogOddsScale`. The bounds vary on a scale of about 1.
 _SPACING = 1.0
 # Rounding errors of single precision, with room to spare.
 _ROUNDING = 4 * float(torch.finfo(torch.float32).eps)
@@ -45,7 +45,7 @@ _CHUNK = 1 << 18
 _LOWEST_LOG = -60.0
 
 
-class Scale(NamedTuple):
+class LogOddsScale(NamedTuple):
     """The scale log((β + left) / (1 - β + right)): log-odds, but finite at the end points."""
 
     left: float
@@ -160,11 +160,11 @@ class SpectralLoss:
         rounding = _ROUNDING * longest * (length + longest / len(folds))
         self._rounding = rounding.ravel().numpy()
 
-    def scale(self) -> Scale:
+    def scale(self) -> LogOddsScale:
         """Return the scale on which the covariance's part of the loss is smooth."""
         lowest, highest = (float(bound) + 1 for bound in torch.aminmax(self._excess))
         left, right = min(MARGIN, 1 / highest), min(MARGIN, lowest)
-        return Scale(max(left, _LEAST_MARGIN), max(right, _LEAST_MARGIN))
+        return LogOddsScale(max(left, _LEAST_MARGIN), max(right, _LEAST_MARGIN))
 
     def visit(self, beta_means: Vector, beta_covariance: Vector, exactly: bool = True) -> Bounds:
         """Return the losses at N pairs of β and the bounds that touch them there.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from pfedfda.gaussian.problem import MULTIPLE, SINGLE, BetaProblem, Directions, Minimum
-from pfedfda.gaussian.spectral_loss import MARGIN, Scale, SpectralLoss, Vector
+from pfedfda.gaussian.spectral_loss import MARGIN, LogOddsScale, SpectralLoss, Vector
 
 # The search is over when no β can have a loss lower by more than this, in nats a row: on the line
 # of a single β, and on the mesh of two.
@@ -286,7 +286,7 @@ class _PlaneSearch:
 
     def __init__(self, loss: SpectralLoss):
         self.loss = loss
-        scales = (Scale(MARGIN, MARGIN), loss.scale())
+        scales = (LogOddsScale(MARGIN, MARGIN), loss.scale())
         self.mesh = [scale.grid(_NODES)[1] for scale in scales]
         self.floor = np.full((_NODES, _NODES), -np.inf)
         first = np.meshgrid(*(scale.grid()[1] for scale in scales), indexing="ij")

@@ -6,8 +6,8 @@
 """
 
 from pfedfda.paper.communication import CommunicationLoad, communication_load, paper_loads
-from pfedfda.paper.figures import FIGURES, PublishedFigure
-from pfedfda.paper.published import TABLES, Cell, PublishedTable, published_table
+from pfedfda.paper.published import TABLES, PublishedCell, PublishedTable, published_table
+from pfedfda.paper.published_figures import FIGURES, PublishedFigure
 from pfedfda.paper.settings import (
     METHOD_SETTINGS,
     TableSettings,
@@ -20,8 +20,8 @@ __all__ = [
     "FIGURES",
     "METHOD_SETTINGS",
     "TABLES",
-    "Cell",
     "CommunicationLoad",
+    "PublishedCell",
     "PublishedFigure",
     "PublishedTable",
     "TableSettings",

@@ -8,8 +8,8 @@ from pfedfda.data import prepare
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.files import inside
 from pfedfda.paper.communication import paper_loads
-from pfedfda.paper.figures import FIGURES
 from pfedfda.paper.published import published_table
+from pfedfda.paper.published_figures import FIGURES
 from pfedfda.paper.settings import federation_settings
 from pfedfda.paper.theorem import simulate_theorem
 from pfedfda.report.federation import draw_figures, summary_table

@@ -26,7 +26,7 @@ POINTS = "percentage points"
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublishedCell:
     """One number of a table.
 
     Parameters
@@ -75,7 +75,7 @@ class PublishedTable:
     std_over: str | None
     row_kind: str
     units: Mapping[str, str]
-    rows: Mapping[str, Mapping[str, Cell]]
+    rows: Mapping[str, Mapping[str, PublishedCell]]
     remarks: tuple[str, ...] = ()
 
     @property
@@ -83,7 +83,7 @@ class PublishedTable:
         """The keys of the columns, from left to right."""
         return tuple(self.units)
 
-    def cell(self, row: str, column: str) -> Cell:
+    def cell(self, row: str, column: str) -> PublishedCell:
         """Return a cell, or say which rows and columns there are.
 
         Parameters
@@ -99,7 +99,7 @@ class PublishedTable:
             raise InputError(f"The paper leaves {column} of {row} in {self.key} blank.")
         return self.rows[row][column]
 
-    def find(self, row: str, column: str) -> Cell | None:
+    def find(self, row: str, column: str) -> PublishedCell | None:
         """Return a cell, None if the paper has no such row, column or number.
 
         Parameters
@@ -157,13 +157,13 @@ def _load(
     )
 
 
-def _cell(printed: str) -> Cell:
+def _cell(printed: str) -> PublishedCell:
     """Read a number as the paper prints it, such as ``.586(.12)`` or ``+4.91``."""
     match = re.fullmatch(r"([-+]?\d*\.?\d+)(?:\((\d*\.\d+)\))?", printed)
     if match is None:
         raise ValueError(f"{printed!r} is not a number with an optional deviation in brackets.")
     mean, std = match.groups()
-    return Cell(float(mean), None if std is None else float(std), printed)
+    return PublishedCell(float(mean), None if std is None else float(std), printed)
 
 
 TABLES: Mapping[str, PublishedTable] = MappingProxyType(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from pfedfda.data import CORRUPTIONS
 from pfedfda.errors import unknown
 from pfedfda.methods import find_method
-from pfedfda.paper.figures import FIGURES
 from pfedfda.paper.published import TABLES, PublishedTable
+from pfedfda.paper.published_figures import FIGURES
 from pfedfda.paper.settings import (
     ABLATION,
     BEST_OF_TWO,

@@ -61,7 +61,7 @@ class Drawing:
         xs = [v for s in series for v, u in zip(s.xs, s.ys, strict=True) if u is not None]
         ys = [v for s in series for v in s.ys if v is not None]
         ys += [v for s in series for pair in s.ranges if pair for v in pair]
-        self.x, self.y = Scale(chart.x, xs), Scale(chart.y, ys, covers=True)
+        self.x, self.y = AxisScale(chart.x, xs), AxisScale(chart.y, ys, covers=True)
         self.labels = chart.end_labels and chart.joined and len(series) > 1
         longest = max((len(shorten(s.label)) for s in series), default=0)
         self.right = 26 + LETTER * longest if self.labels else MARGIN
@@ -154,7 +154,7 @@ class Drawing:
         return self.y.place(value) if self.chart.y.names else 100 - self.y.place(value)
 
 
-class Scale:
+class AxisScale:
     """The ends of an axis, its ticks, and where values lie between the ends."""
 
     def __init__(self, axis: Axis, values: Sequence[float], covers: bool = False) -> None:

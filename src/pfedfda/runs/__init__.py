@@ -1,7 +1,7 @@
 """A run on disk: the one place that knows its files, with one reader and one writer."""
 
 from pfedfda.runs.accuracy import ACCURACIES, Accuracy
-from pfedfda.runs.federation import ClassCounts, read_class_counts, write_class_counts
+from pfedfda.runs.class_counts import ClassCounts, read_class_counts, write_class_counts
 from pfedfda.runs.reader import (
     ClientRow,
     RunResult,

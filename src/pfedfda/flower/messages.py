@@ -1,4 +1,4 @@
-"""Jobs and descriptions as the settings of a message, and back."""
+"""Steps of sites and descriptions as the settings of a message, and back."""
 
 import json
 import math
@@ -8,9 +8,9 @@ from typing import Any
 
 from pfedfda.data.shift import Shift
 from pfedfda.experiment.checks import MOST_METRICS, PLAIN
-from pfedfda.flower.records import MalformedError, Setting
-from pfedfda.flower.settings import MAX_NAME, from_settings, to_settings
-from pfedfda.flower.site import Description, Job
+from pfedfda.flower.app_settings import MAX_NAME, from_settings, to_settings
+from pfedfda.flower.site import Description, SiteStep
+from pfedfda.flower.wire import MalformedError, Setting
 from pfedfda.inputs import read_input_type
 from pfedfda.runs.layout import CLIENT_COLUMNS
 
@@ -20,44 +20,44 @@ MAX_ATTRIBUTES = 2000
 MAX_SIDE, MAX_AXES, MAX_VALUES = 2**20, 8, 2**28  # of an input
 
 
-def job_settings(job: Job) -> dict[str, Setting]:
-    """Return a job as the settings of a message."""
+def site_step_settings(site_step: SiteStep) -> dict[str, Setting]:
+    """Return the step of a site as the settings of a message."""
     return {
-        **to_settings(job.config),
-        "job.client_id": job.client_id,
-        "job.num_clients": job.num_clients,
-        "job.class_names": list(job.class_names),
-        "job.input_shape": list(job.input_shape),
-        "job.input_type": job.input_type,
-        "job.round": job.round,
-        "job.checkpoint": job.checkpoint,
-        "job.run": job.run,
-        "job.keep_model": job.keep_model,
-        "job.corruption": "" if job.shift is None else job.shift.corruption,
-        "job.severity": 0 if job.shift is None else job.shift.severity,
+        **to_settings(site_step.config),
+        "step.client_id": site_step.client_id,
+        "step.num_clients": site_step.num_clients,
+        "step.class_names": list(site_step.class_names),
+        "step.input_shape": list(site_step.input_shape),
+        "step.input_type": site_step.input_type,
+        "step.round": site_step.round,
+        "step.checkpoint": site_step.checkpoint,
+        "step.run": site_step.run,
+        "step.keep_model": site_step.keep_model,
+        "step.corruption": "" if site_step.shift is None else site_step.shift.corruption,
+        "step.severity": 0 if site_step.shift is None else site_step.shift.severity,
     }
 
 
-def read_job(kind: Any, settings: Mapping[str, Any]) -> Job:
-    """Return the job in the settings of a message."""
+def read_site_step(kind: Any, settings: Mapping[str, Any]) -> SiteStep:
+    """Return the step of a site in the settings of a message."""
     try:
-        corruption, severity = settings["job.corruption"], settings["job.severity"]
-        return Job(
+        corruption, severity = settings["step.corruption"], settings["step.severity"]
+        return SiteStep(
             kind=kind,
             config=from_settings(settings),
-            client_id=int(settings["job.client_id"]),
-            num_clients=int(settings["job.num_clients"]),
-            class_names=tuple(str(name) for name in settings["job.class_names"]),
-            input_shape=tuple(int(n) for n in settings["job.input_shape"]),
-            input_type=read_input_type(settings["job.input_type"]),
-            round=int(settings["job.round"]),
-            checkpoint=int(settings["job.checkpoint"]),
-            run=str(settings["job.run"]),
-            keep_model=bool(settings["job.keep_model"]),
+            client_id=int(settings["step.client_id"]),
+            num_clients=int(settings["step.num_clients"]),
+            class_names=tuple(str(name) for name in settings["step.class_names"]),
+            input_shape=tuple(int(n) for n in settings["step.input_shape"]),
+            input_type=read_input_type(settings["step.input_type"]),
+            round=int(settings["step.round"]),
+            checkpoint=int(settings["step.checkpoint"]),
+            run=str(settings["step.run"]),
+            keep_model=bool(settings["step.keep_model"]),
             shift=Shift(str(corruption), int(severity)) if corruption else None,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise MalformedError(f"The job cannot be read ({error!r}).") from error
+        raise MalformedError(f"The step of the site cannot be read ({error!r}).") from error
 
 
 def description_settings(description: Description) -> dict[str, Setting]:

@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfd
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from pfedfda.flower.records import MalformedError, metrics_of, pack, settings_of, tensors_of
+from pfedfda.flower.wire import MalformedError, metrics_of, pack, settings_of, tensors_of
 
 
 def test_tensors_come_back_to_the_bit() -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from pfedfda import InputError, all_methods
-from pfedfda.flower.settings import from_settings, read_node_config, read_run_config, to_settings
+from pfedfda.flower.app_settings import (
+    from_settings,
+    read_node_config,
+    read_run_config,
+    to_settings,
+)
 
 
 @pytest.mark.parametrize("method", sorted(all_methods()))
