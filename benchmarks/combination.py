@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedfda.data.sources import Digits
-from pfedfda.engine import one_thread
+from pfedfda.machine import one_thread
 from pfedfda.methods import to_input
 from pfedfda.methods.fedpac import (
     FedPAC,

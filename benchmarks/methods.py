@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from pfedfda.engine import one_thread
+from pfedfda.machine import one_thread
 from pfedfda.methods import Client, Samples, Task, all_methods
 from pfedfda.models import ModelConfig
 from pfedfda.seeding import torch_generator

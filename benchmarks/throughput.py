@@ -37,17 +37,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfedfda import machine
 from pfedfda.data import Federation
 from pfedfda.data.store import write_hashes
-from pfedfda.engine import EngineConfig, LocalEngine, Outcome, local, machine, one_thread
+from pfedfda.engine import LocalEngine, local
 from pfedfda.engine import client as engine_client
 from pfedfda.experiment import rounds
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.tally import Losses
 from pfedfda.gaussian import bayes_classifier, estimate_statistics
+from pfedfda.machine import one_thread
 from pfedfda.methods import Task, TrainingConfig, base, fedavg, find_method, pfedfda, training
 from pfedfda.methods.training import MomentumSGD, to_input
 from pfedfda.models import ModelConfig
+from pfedfda.runs import EngineConfig, Outcome
 from pfedfda.runs.config import make_config
 
 METHODS = ("fedavg", "pfedfda", "pfedfda-paper")

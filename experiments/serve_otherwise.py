@@ -24,11 +24,13 @@ import torch
 from rich.progress import track
 
 from pfedfda.data import prepare
-from pfedfda.engine import ClientStates, Step, one_thread
+from pfedfda.engine import Step
 from pfedfda.engine.client import ClientRunner
 from pfedfda.errors import PfedfdaError
 from pfedfda.experiment.personal import load_finished
+from pfedfda.machine import one_thread
 from pfedfda.methods import Method, find_method, register
+from pfedfda.runs import ClientStates
 from pfedfda.runs.config import checked_fields, read_config
 from pfedfda_variants import PFedFDAVariants
 from search import read_settings

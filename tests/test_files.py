@@ -11,13 +11,14 @@ import pytest
 
 from pfedfda import FederationConfig, InputError, prepare
 from pfedfda.data import Federation
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step
+from pfedfda.engine import LocalEngine, Step
 from pfedfda.engine import local as local_engine
 from pfedfda.errors import PfedfdaError
 from pfedfda.files import FolderLock, json_text, remove_abandoned, write_text
 from pfedfda.methods import Task, TrainingConfig
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.models import ModelConfig
+from pfedfda.runs import ClientStates, EngineConfig
 from tests.power import CUTS, Disk
 
 

@@ -8,10 +8,11 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "pfedfda"
 ORDER = (
-    {"errors", "files", "inputs", "seeding", "version"},
+    {"errors", "files", "inputs", "machine", "seeding", "version"},
     {"gaussian", "data", "models"},
     {"methods"},
-    {"engine", "runs"},
+    {"runs"},  # what a run is on disk; it knows no engine
+    {"engine"},
     {"experiment"},
     {"report", "flower"},
     {"paper"},

@@ -17,7 +17,7 @@ import torch
 from pfedfda.data import CORRUPTIONS, Federation, FederationConfig, prepare
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Outcome, Step, pool
+from pfedfda.engine import LocalEngine, Step, pool
 from pfedfda.engine import local as local_engine
 from pfedfda.engine.pool import Worker
 from pfedfda.errors import InputError, RunStoppedError
@@ -25,6 +25,7 @@ from pfedfda.methods import Client, Personal, Task, Tensors, TrainingConfig, Upd
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.local import Local
 from pfedfda.models import ModelConfig, model_tensors
+from pfedfda.runs import ClientStates, EngineConfig, Outcome
 
 
 @pytest.fixture
@@ -489,7 +490,7 @@ def test_memory_is_kept_for_the_next_step() -> None:
     """Blocks of many sizes come from the heap, not from maps of their own, and stay there."""
     program = """if True:
         import ctypes, torch
-        from pfedfda.engine.machine import keep_memory
+        from pfedfda.machine import keep_memory
         class Info(ctypes.Structure):
             _fields_ = [(name, ctypes.c_size_t) for name in (
                 "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",

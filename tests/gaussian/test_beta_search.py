@@ -16,8 +16,9 @@ from pfedfda.gaussian import (
     nearest_positive_definite,
     search_beta,
 )
-from pfedfda.gaussian.adaptation import _checked_samples, _problem, _whitened
+from pfedfda.gaussian.adaptation import _checked_samples, _problem
 from pfedfda.gaussian.estimate import _class_moments
+from pfedfda.gaussian.nearest_pd import _whitened
 from pfedfda.gaussian.problem import MULTIPLE, SINGLE
 from pfedfda.gaussian.reference_solver import validation_loss
 from pfedfda.gaussian.spectral_loss import SpectralLoss

@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from pfedfda.data import Federation
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step
+from pfedfda.engine import LocalEngine, Step
 from pfedfda.errors import InputError
 from pfedfda.methods import Task, Tensors, TrainingConfig, Update
 from pfedfda.methods.fedavg import FedAvg, FedAvgFT
 from pfedfda.models import ModelConfig
+from pfedfda.runs import ClientStates, EngineConfig
 from pfedfda.seeding import torch_generator
 from tests.methods.toy import TASK, make_client, same, snapshot
 

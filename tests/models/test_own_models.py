@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from pfedfda.data import Federation
 from pfedfda.data.store import write_hashes
-from pfedfda.engine import EngineConfig, LocalEngine, one_thread
+from pfedfda.engine import LocalEngine
 from pfedfda.errors import InputError
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.inputs import InputType
+from pfedfda.machine import one_thread
 from pfedfda.methods import Task, all_methods
 from pfedfda.models import ModelConfig, build_model, load_model, save_model
 from pfedfda.models.factories import load_factory, name_callable
 from pfedfda.models.weights import load_weights
+from pfedfda.runs import EngineConfig
 from pfedfda.runs.config import make_config, read_config, write_config
 
 CLASSES, CLIENTS, HELD, TESTED = 3, 4, 13, 6

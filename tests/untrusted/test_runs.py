@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from pfedfda import FederationConfig, load_model, personalize, resume, run
 from pfedfda.cli import main
 from pfedfda.data import Federation, prepare
-from pfedfda.engine import ClientStates
 from pfedfda.errors import InputError
 from pfedfda.experiment.personal import load_finished
+from pfedfda.runs import ClientStates
 from pfedfda.runs.checkpoint import _digest, read_checkpoint
 from tests.untrusted.refusals import (
     JSON_VALUES,

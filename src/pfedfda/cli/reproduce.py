@@ -9,13 +9,13 @@ import tyro
 from pfedfda.cli import complain
 from pfedfda.cli.parsing import Flag
 from pfedfda.cli.printing import print_list
-from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, printable
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.paper import computed
 from pfedfda.paper.reproduce import Job, estimates, plan, reproduce
 from pfedfda.paper.suites import COMPUTED, SUITES, Suite, find_suite
 from pfedfda.report.paper_table import build_paper_table
+from pfedfda.runs import EngineConfig
 from pfedfda.runs.comparison import plain_console
 
 

@@ -1,16 +1,14 @@
 """What the round loop and an engine say to each other, whatever runs the clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedfda.data.views import ShiftedView
-from pfedfda.engine.states import ClientStates
-from pfedfda.methods import Method, Personal, Task, Tensors, Update
+from pfedfda.methods import Method, Task, Tensors
+from pfedfda.runs import ClientStates, Outcome, Roster
 
 StepKind = Literal["train", "evaluate"]
 
@@ -38,81 +36,6 @@ class Step:
     round: int
     states: ClientStates
     view: ShiftedView | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What is left of a client's part in a step.
-
-    Parameters
-    ----------
-    client_id
-        Whose it is.
-    update
-        What it sent up, after training; None after evaluation.
-    correct, tested
-        Correctly classified and all test samples, after evaluation.
-    loss
-        The sum of the cross-entropy over the test samples, after evaluation.
-    metrics
-        Numbers about the client from the method.
-    seconds
-        Where the client's time went, by component.
-    bytes_down, bytes_up
-        Sizes of the message and the update.
-    failure
-        Why the client could not do its part, in a few words; None if it could.
-    trace
-        Where in the program it failed.
-    personal
-        The client's model, after evaluation. It stays in the process that made it.
-    """
-
-    client_id: int
-    update: Update | None = None
-    correct: int = 0
-    tested: int = 0
-    loss: float = 0.0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    failure: str | None = None
-    trace: str = ""
-    personal: Personal | None = None
-
-
-class Roster(Protocol):
-    """Who the clients are; a prepared `pfedfda.data.Federation` is one."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the labels."""
-
-    @property
-    def client_names(self) -> list[str]:
-        """The name of every client."""
-
-    @property
-    def train_sizes(self) -> NDArray[np.int64]:
-        """The number of training samples of every client."""
-
-    @property
-    def test_sizes(self) -> NDArray[np.int64]:
-        """The number of test samples of every client."""
-
-    @property
-    def attributes(self) -> dict[str, list[Any]]:
-        """What else is known of every client, e.g. its domain."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A content fingerprint of all samples; empty if they may change."""
-
-    def classes_held(self, client_id: int) -> int:
-        """Return how many classes occur among a client's training samples."""
-
-    def __len__(self) -> int: ...
 
 
 class Engine(Protocol):

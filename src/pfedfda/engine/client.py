@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pfedfda.data import ClientData
-from pfedfda.engine.base import Outcome, Step, StepKind, num_bytes
+from pfedfda.engine.base import Step, StepKind, num_bytes
 from pfedfda.errors import DivergedRunError, PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Tensors, to_input
+from pfedfda.runs import Outcome
 from pfedfda.seeding import torch_generator
 
 EVALUATION_BATCH = 500

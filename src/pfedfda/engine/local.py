@@ -20,53 +20,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pfedfda.data import Federation
-from pfedfda.engine.base import Outcome, Step, largest_first, num_bytes
+from pfedfda.engine.base import Step, largest_first, num_bytes
 from pfedfda.engine.client import ClientRunner
-from pfedfda.engine.machine import available_cores, keep_memory, one_thread, resolve_device
 from pfedfda.engine.pool import Lost, Pool
-from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
+from pfedfda.errors import PfedfdaError, RunStoppedError
 from pfedfda.files import FolderLock, remove_abandoned
+from pfedfda.machine import keep_memory, one_thread, resolve_device
 from pfedfda.methods import Task, Tensors
 from pfedfda.methods.registry import load_method_file, user_files
+from pfedfda.runs import EngineConfig, Outcome
 
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY = 2**28
 SCRATCH = "pfedfda-scratch-"
 ABANDONED_SECONDS = 60.0
 MAX_WAITING_BYTES = 2**30
-MOST_WORKERS = 1024
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What runs where.
-
-    Parameters
-    ----------
-    workers
-        Worker processes; by default one per core (one in all if the device is not the CPU). 0 runs
-        everything in the calling process, for debugging. Results do not depend on it.
-    device
-        Where the networks run: cpu, cuda, cuda:1, mps.
-    """
-
-    workers: int | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and not 0 <= self.workers <= MOST_WORKERS:
-            raise InputError(
-                f"The number of workers is {self.workers}; it must lie between 0 and "
-                f"{MOST_WORKERS}."
-            )
-        resolve_device(self.device)
-
-    @property
-    def num_workers(self) -> int:
-        """The number of worker processes that this configuration means on this machine."""
-        if self.workers is not None:
-            return self.workers
-        return available_cores() if self.device == "cpu" else 1
 
 
 class LocalEngine:

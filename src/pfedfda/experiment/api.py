@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
-from pfedfda.engine import EngineConfig, LocalEngine, one_thread
+from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
+from pfedfda.machine import one_thread
 from pfedfda.methods import Method, Task, expand_names, find_method
 from pfedfda.models.weights import load_weights
 from pfedfda.runs import (
+    EngineConfig,
     RunResult,
     is_complete,
     load_run,

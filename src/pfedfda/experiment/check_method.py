@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pfedfda.data import FederationConfig
-from pfedfda.engine import one_thread
 from pfedfda.errors import DivergedRunError
 from pfedfda.experiment.api import run
 from pfedfda.experiment.toy import (
@@ -30,6 +29,7 @@ from pfedfda.experiment.toy import (
     make_client,
     snapshot,
 )
+from pfedfda.machine import one_thread
 from pfedfda.methods import Method, Personal, Tensors
 from pfedfda.methods.base import add, cached_initial_tensors
 
@@ -377,18 +377,9 @@ def workers_do_not_matter(method: Method) -> None:
 
 def _run(method: Method, folder: Path, workers: int = 0, eval_every: int = 2) -> dict[str, bytes]:
     """Run a method on a tiny federation; return the files that hold results."""
-    result = run(
-        method,
-        TINY,
-        rounds=3,
-        participation=0.5,
-        batch_size=4,
-        workers=workers,
-        eval_every=eval_every,
-        max_failures=0.0,
-        output=folder,
-        quiet=True,
-    )
+    small = {"rounds": 3, "participation": 0.5, "batch_size": 4, "max_failures": 0.0}
+    options = small | {"workers": workers, "eval_every": eval_every}
+    result = run(method, TINY, **options, output=folder, quiet=True)
     files = {
         str(path.relative_to(result.folder)): path.read_bytes()
         for path in sorted(result.folder.rglob("*"))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfedfda.engine import Outcome
-from pfedfda.errors import quote
+from pfedfda.errors import DivergedRunError, quote
 from pfedfda.methods import Method, Tensors, Update
+from pfedfda.runs import Outcome
 
 NOT_FINITE = "not finite"  # part of the reason wherever training may have diverged
 MOST_METRICS = 20  # numbers that a client may report
@@ -133,3 +133,14 @@ def _wrong_tensor(
 
 def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def refuse_divergence(state: Tensors, train_loss: float, round_number: int) -> None:
+    """Stop a run whose numbers have become infinite or undefined; more rounds cannot mend it."""
+    broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    if broken or not math.isfinite(train_loss):
+        what = f"tensor {broken[0]}" if broken else "training loss"
+        raise DivergedRunError(
+            f"Training diverged: the {what} is not finite after round {round_number}; a smaller "
+            f"--lr usually helps."
+        )

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from pfedfda.data import open_source
 from pfedfda.data.decoding import with_channels
 from pfedfda.engine.client import ClientRunner, client_step, score
-from pfedfda.engine.machine import one_thread, resolve_device
 from pfedfda.errors import InputError, PfedfdaError, quote
 from pfedfda.files import inside, make_folders, refuse_link
 from pfedfda.inputs import read_inputs
+from pfedfda.machine import one_thread, resolve_device
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model

@@ -1,7 +1,6 @@
 """The round loop: one method on one federation, from the initial state to the results."""
 
 import copy
-import math
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -13,7 +12,7 @@ from safetensors import SafetensorError
 from pfedfda.data import CORRUPTIONS
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
-from pfedfda.engine import Engine, Outcome, Step
+from pfedfda.engine import Engine, Step
 from pfedfda.errors import (
     DivergedRunError,
     InputError,
@@ -21,11 +20,11 @@ from pfedfda.errors import (
     PfedfdaError,
     RunStoppedError,
 )
-from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of
+from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of, refuse_divergence
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.tally import Losses, Tally, summarize
 from pfedfda.methods import Method, Tensors, Update, dry_run
-from pfedfda.runs import RunResult, RunWriter
+from pfedfda.runs import Outcome, RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
 from pfedfda.runs.checkpoint import Checkpoint, sole_use
 from pfedfda.runs.config import NEW_CLIENT_SEVERITY, Config
@@ -214,7 +213,7 @@ class Run:
             after = self.method.aggregate(self.state, chain([first], updates))
             for _ in updates:  # a method may stop reading early; every client still trains
                 pass
-            _refuse_divergence(after, losses.mean, round_number)
+            refuse_divergence(after, losses.mean, round_number)
             self.state = after
         self._refuse_many_failures()
         self.trained = participants
@@ -390,14 +389,3 @@ class Run:
         self.writer.write_new_clients(outcomes)
         self.final["new_clients"] = accuracies
         self.tally.seconds["evaluate"] += time.perf_counter() - start
-
-
-def _refuse_divergence(state: Tensors, train_loss: float, round_number: int) -> None:
-    """Stop a run whose numbers have become infinite or undefined; more rounds cannot mend it."""
-    broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
-    if broken or not math.isfinite(train_loss):
-        what = f"tensor {broken[0]}" if broken else "training loss"
-        raise DivergedRunError(
-            f"Training diverged: the {what} is not finite after round {round_number}; a smaller "
-            f"--lr usually helps."
-        )

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pfedfda.engine import Outcome
 from pfedfda.errors import InputError
+from pfedfda.runs import Outcome
 from pfedfda.runs.checkpoint import Checkpoint
 
 MOST_COMPONENTS = 100

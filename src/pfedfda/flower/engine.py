@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flwr.app import Message, MessageType
 
-from pfedfda.engine import Outcome, Step
+from pfedfda.engine import Step
 from pfedfda.engine.base import StepKind, largest_first, num_bytes
 from pfedfda.errors import PfedfdaError, RunStoppedError
 from pfedfda.experiment.checks import PLAIN
@@ -16,6 +16,7 @@ from pfedfda.flower.roster import SiteRoster
 from pfedfda.flower.site import SiteStep
 from pfedfda.flower.wire import MalformedError, metrics_of, pack, tensors_of
 from pfedfda.methods import Task, Tensors, Update
+from pfedfda.runs import Outcome
 from pfedfda.runs.config import Config
 
 MAX_WAITING_BYTES = 2**30

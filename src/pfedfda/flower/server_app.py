@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from pfedfda.engine import one_thread
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.observers import Observer, PlainObserver
 from pfedfda.experiment.rounds import run_rounds
@@ -14,6 +13,7 @@ from pfedfda.flower.app_settings import RunSettings, ServerConfig, read_run_conf
 from pfedfda.flower.engine import FlowerEngine
 from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import SiteRoster, agree, read_roster
+from pfedfda.machine import one_thread
 from pfedfda.runs import RunResult, is_complete, load_run, make_folder
 from pfedfda.runs.config import Config, read_config
 

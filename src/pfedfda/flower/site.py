@@ -13,16 +13,17 @@ from torch import nn
 from pfedfda.data import ClientData, Federation, FederationConfig, prepare
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
-from pfedfda.engine import ClientStates, Outcome, Step, one_thread
+from pfedfda.engine import Step
 from pfedfda.engine.base import StepKind
 from pfedfda.engine.client import ClientRunner
-from pfedfda.engine.machine import resolve_device
 from pfedfda.errors import InputError
 from pfedfda.files import flush, make_folders
 from pfedfda.flower.app_settings import SiteConfig, is_plain
 from pfedfda.inputs import InputType
+from pfedfda.machine import one_thread, resolve_device
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.models import Model, save_model
+from pfedfda.runs import ClientStates, Outcome
 from pfedfda.runs.config import Config
 
 

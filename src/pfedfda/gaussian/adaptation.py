@@ -28,7 +28,7 @@ from pfedfda.gaussian.estimate import (
 )
 from pfedfda.gaussian.folds import deal, labels_of_samples
 from pfedfda.gaussian.interpolation import interpolate
-from pfedfda.gaussian.nearest_pd import EIGENVALUE_FLOOR, _repair
+from pfedfda.gaussian.nearest_pd import _whitened
 from pfedfda.gaussian.problem import (
     MULTIPLE,
     SINGLE,
@@ -382,24 +382,6 @@ def _solve(problem: BetaProblem, directions: Directions, solver: Solver) -> Mini
     from pfedfda.gaussian.reference_solver import minimize_reference
 
     return minimize_reference(problem, directions)
-
-
-def _whitened(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a covariance, repaired if need be, and the inverse of its lower Cholesky factor."""
-    factor, info = torch.linalg.cholesky_ex(covariance)
-    whitening = _inverse_of_lower(factor)
-    # The trace of the inverse of the correlation matrix, which no eigenvalue of it exceeds.
-    trace = torch.dot(whitening.square().sum(0), covariance.diagonal()).item()
-    if int(info) == 0 and trace * EIGENVALUE_FLOOR <= 1:
-        return covariance, whitening
-    repaired = _repair(covariance)
-    return repaired, _inverse_of_lower(torch.linalg.cholesky(repaired))
-
-
-def _inverse_of_lower(factor: Tensor) -> Tensor:
-    identity = torch.eye(len(factor), dtype=factor.dtype)
-    inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-    return inverse
 
 
 def _local_and_target(

@@ -106,3 +106,21 @@ def _repair(covariance: Tensor, floor: float = EIGENVALUE_FLOOR) -> Tensor:
     repaired: Tensor = (scaled + scaled.T) / 2
     repaired.diagonal().copy_(variances)
     return repaired
+
+
+def _whitened(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a covariance, repaired if need be, and the inverse of its lower Cholesky factor."""
+    factor, info = torch.linalg.cholesky_ex(covariance)
+    whitening = _inverse_of_lower(factor)
+    # The trace of the inverse of the correlation matrix, which no eigenvalue of it exceeds.
+    trace = torch.dot(whitening.square().sum(0), covariance.diagonal()).item()
+    if int(info) == 0 and trace * EIGENVALUE_FLOOR <= 1:
+        return covariance, whitening
+    repaired = _repair(covariance)
+    return repaired, _inverse_of_lower(torch.linalg.cholesky(repaired))
+
+
+def _inverse_of_lower(factor: Tensor) -> Tensor:
+    identity = torch.eye(len(factor), dtype=factor.dtype)
+    inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return inverse

@@ -13,7 +13,7 @@ they interpolated, and the server averages it. *Pooled*: clients send their plai
 the server pools, and find β only when they personalise.
 
 The paper leaves some choices open, and the authors' released program differs from the text in
-others. Each is a hyper-parameter; the method's defaults and three presets at the end of this file
+others. Each is a hyper-parameter; the method's defaults and the presets in pfedfda_presets.py
 fix them all (docs/search.md says how the defaults were chosen). Algorithm 1 as written has no
 guard against divergence; docs/pfedfda.md says where it needs one.
 """
@@ -50,7 +50,7 @@ from pfedfda.methods.base import (
     part,
     wrong_counts,
 )
-from pfedfda.methods.registry import register, register_preset
+from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, model_tensors
 from pfedfda.seeding import torch_generator
@@ -386,48 +386,3 @@ def _packed(statistics: GaussianStatistics) -> Tensors:
 
 def _statistics_of(tensors: Tensors) -> GaussianStatistics:
     return GaussianStatistics(tensors["means"], unpack_symmetric(tensors["covariance"]))
-
-
-register_preset(
-    PFedFDA,
-    "pfedfda-pooled",
-    "pFedFDA (pooled)",
-    "pFedFDA whose server pools plain estimates; β is fitted when a client personalises.",
-    keep=0.2,
-    ridge=0.1,
-    features="all",
-    initial_means="gaussian",
-    initial_scale=0.3,
-)
-register_preset(
-    PFedFDA,
-    "pfedfda-paper",
-    "pFedFDA (paper)",
-    "Algorithm 1 of the paper as written; if it diverges, --pfedfda-paper.max-norm 10 helps.",
-    statistics="interpolated",
-    ridge=0.3,
-    features="all",
-    personal="stored",
-    initial_means="gaussian",
-    initial_scale=1.0,
-    prior_smoothing=0.0,
-    max_norm=0.0,
-)
-register_preset(
-    PFedFDA,
-    "pfedfda-released",
-    "pFedFDA (released)",
-    "pFedFDA as the authors' released program has it.",
-    statistics="interpolated",
-    ridge=1.0,
-    betas="multiple",
-    grouped_folds=False,
-    solver="clipped",
-    features="all",
-    rare_class=2,
-    initial_means="uniform",
-    initial_scale=1.0,
-    shrinkage=1e-4,
-    drop_last=True,
-    max_norm=0.0,
-)

@@ -11,12 +11,13 @@ import numpy as np
 
 from pfedfda.data import Federation, prepare
 from pfedfda.data.hub import data_folder
-from pfedfda.engine import ClientStates, EngineConfig, LocalEngine, Step, one_thread
+from pfedfda.engine import LocalEngine, Step
 from pfedfda.errors import InputError, InterruptedRunError, RunStoppedError
 from pfedfda.experiment.api import make_task
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.rounds import draw_participants, run_rounds
 from pfedfda.files import inside, make_folders, refuse_link, refuse_links
+from pfedfda.machine import one_thread
 from pfedfda.paper.records import (
     make_record,
     matching,
@@ -27,7 +28,7 @@ from pfedfda.paper.records import (
 )
 from pfedfda.paper.suites import Need, Record, Suite, differences
 from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
-from pfedfda.runs import is_complete, load_run, write_class_counts
+from pfedfda.runs import ClientStates, EngineConfig, is_complete, load_run, write_class_counts
 from pfedfda.runs.config import Config, write_config
 from pfedfda.runs.layout import CLIENTS
 

@@ -2,6 +2,8 @@
 
 from pfedfda.runs.accuracy import ACCURACIES, Accuracy
 from pfedfda.runs.class_counts import ClassCounts, read_class_counts, write_class_counts
+from pfedfda.runs.clients import Outcome, Roster
+from pfedfda.runs.engine_config import EngineConfig
 from pfedfda.runs.reader import (
     ClientRow,
     RunResult,
@@ -11,6 +13,7 @@ from pfedfda.runs.reader import (
     read_run,
     read_tables,
 )
+from pfedfda.runs.states import ClientStates
 from pfedfda.runs.writer import RunWriter, make_folder, write_csv
 
 __all__ = [
@@ -18,6 +21,10 @@ __all__ = [
     "Accuracy",
     "ClassCounts",
     "ClientRow",
+    "ClientStates",
+    "EngineConfig",
+    "Outcome",
+    "Roster",
     "RunResult",
     "RunWriter",
     "as_number",

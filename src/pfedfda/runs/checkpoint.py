@@ -4,7 +4,7 @@ A checkpoint is two files in the folder ``checkpoint``: the server's state in a 
 round, and ``manifest.json`` with the round, the costs so far and the sizes that the logs had. The
 state is written beside the old one; once it and its name are flushed to the disk, one rename of the
 manifest makes the new checkpoint count. The clients' own tensors are in files by round too
-(`pfedfda.engine.ClientStates`), so those of the old checkpoint stay as they are until then. Random
+(`pfedfda.runs.ClientStates`), so those of the old checkpoint stay as they are until then. Random
 generators need no place here: each is made from the seed, the round and the client.
 """
 

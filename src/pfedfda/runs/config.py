@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pfedfda.data import FEDERATIONS, FederationConfig
-from pfedfda.engine import EngineConfig
 from pfedfda.errors import InputError, quote, unknown
 from pfedfda.files import read_toml
 from pfedfda.inputs import InputType
@@ -19,6 +18,7 @@ from pfedfda.methods import Method, Task, TrainingConfig, find_method
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 from pfedfda.models.factories import is_allowed, name_callable
+from pfedfda.runs.engine_config import EngineConfig
 
 T = TypeVar("T")
 MOST_ROUNDS = 1_000_000

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from pfedfda.engine import ClientStates, Outcome, Roster
 from pfedfda.errors import InputError
 from pfedfda.files import csv_cell, flush, json_text, make_folders, write_text
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.runs.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
+from pfedfda.runs.clients import Outcome, Roster
 from pfedfda.runs.config import Config, OutputConfig, write_config
 from pfedfda.runs.layout import (
     CHECKPOINT,
@@ -34,6 +34,7 @@ from pfedfda.runs.layout import (
     SUMMARY,
 )
 from pfedfda.runs.reader import RunResult, read_metrics, refuse_incomplete
+from pfedfda.runs.states import ClientStates
 from pfedfda.version import __version__
 
 
