@@ -1,6 +1,6 @@
 """pfedfda: personalised federated learning.
 
-Many clients with small, different image sets train one feature extractor together, and every client
+Many clients with small, different datasets train one feature extractor together, and every client
 ends with a classifier fitted to its own data. What most programs need is here; everything else is
 in the packages.
 
@@ -8,7 +8,8 @@ Run and compare methods
     `run`, `compare` and `resume` run methods on a federation and return a `RunResult` or a
     `Comparison`; `load_run` reads a run from its folder.
 Federations
-    `FederationConfig` says who holds which images, and `prepare` makes a `Federation` of it.
+    `FederationConfig` says who holds which samples, `federation_from_arrays` makes one for arrays,
+    and `prepare` makes a `Federation` of it.
 Personal models
     `personalize` makes a `PersonalModel` for a new client from a finished run, and `load_model`
     reads a saved one.
@@ -38,7 +39,7 @@ from typing import TYPE_CHECKING
 from pfedfda.version import __version__
 
 if TYPE_CHECKING:
-    from pfedfda.data import Federation, FederationConfig, prepare
+    from pfedfda.data import Federation, FederationConfig, federation_from_arrays, prepare
     from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
     from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
     from pfedfda.experiment.personal import PersonalModel, personalize
@@ -82,6 +83,7 @@ __all__ = [
     "class_moments",
     "compare",
     "estimate_statistics",
+    "federation_from_arrays",
     "find_method",
     "interpolate",
     "load_model",
@@ -97,7 +99,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "pfedfda.data": ["Federation", "FederationConfig", "prepare"],
+    "pfedfda.data": ["Federation", "FederationConfig", "federation_from_arrays", "prepare"],
     "pfedfda.errors": ["InputError", "PfedfdaError", "RunStoppedError"],
     "pfedfda.experiment": ["Comparison", "RunResult", "compare", "load_run", "resume", "run"],
     "pfedfda.experiment.personal": ["PersonalModel", "personalize"],

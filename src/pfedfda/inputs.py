@@ -35,5 +35,7 @@ def describe_inputs(shape: tuple[int, ...], input_type: str) -> str:
     """Return what inputs are in a few words, e.g. ``32×32 colour``."""
     if input_type == "uint8":
         return f"{shape[0]}×{shape[1]} {'grey' if shape[2] == 1 else 'colour'}"
+    if input_type == "text":
+        return "texts"
     what = "numbers" if input_type == "float32" else "indices"
     return f"{'×'.join(str(n) for n in shape)} {what} per sample"

@@ -100,7 +100,7 @@ def test_plain_integer_labels_need_no_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column of labels"):
         open_source("hub:somebody/shapes", data_dir=tmp_path).load()
     columns = {"label_column": "shape"}
-    loaded = open_source("hub:somebody/shapes", data_dir=tmp_path, columns=columns).load()
+    loaded = open_source("hub:somebody/shapes", data_dir=tmp_path, options=columns).load()
     assert loaded.class_names == ("0", "1", "2")
 
 
@@ -122,7 +122,7 @@ def test_splits_without_labels_are_left_out(tmp_path: Path) -> None:
 def test_wrong_column(tmp_path: Path) -> None:
     write_repository(tmp_path)
     source = open_source(
-        "hub:somebody/shapes", data_dir=tmp_path, columns={"group_column": "writer"}
+        "hub:somebody/shapes", data_dir=tmp_path, options={"group_column": "writer"}
     )
     with pytest.raises(InputError, match="no column 'writer'; it has picture, shape"):
         source.load()
@@ -186,7 +186,7 @@ def test_images_outside_the_dataset_are_refused(tmp_path: Path, leads: str) -> N
     pyarrow.parquet.write_table(table, place / "train-00000-of-00001.parquet")
     columns = {"image_column": "picture", "label_column": "shape"}
     with pytest.raises(InputError, match=r"private.png', outside its folder"):
-        open_source("hub:somebody/shapes", data_dir=tmp_path, columns=columns).load()
+        open_source("hub:somebody/shapes", data_dir=tmp_path, options=columns).load()
 
 
 def test_missing_package_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_npz_of_other_things(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no array 'labels'"):
         open_source(_npz(tmp_path, images=IMAGES)).load()
     with pytest.raises(InputError, match="expected uint8"):
-        open_source(_npz(tmp_path, images=IMAGES / 2, labels=np.array([0, 0, 0]))).load()
+        open_source(_npz(tmp_path, images=IMAGES * 1j, labels=np.array([0, 0, 0]))).load()
     pickled = np.array([{"a": 1}], dtype=object)
     with pytest.raises(InputError, match="plain arrays"):
         open_source(_npz(tmp_path, images=IMAGES, labels=pickled)).load()

@@ -122,7 +122,7 @@ def test_bad_input(finished: Path, newcomer: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not know the class 'zebra'"):
         personalize(finished, str(tmp_path / "zoo"))
     write_image(tmp_path / "two" / "anna" / "1" / "1.png")
-    with pytest.raises(InputError, match="the images of 1 clients"):
+    with pytest.raises(InputError, match="the samples of 1 clients"):
         personalize(finished, str(tmp_path / "two"))
     with pytest.raises(InputError, match="test-share"):
         personalize(finished, str(newcomer), test_share=1.0)

@@ -67,6 +67,7 @@ def decode_all(
     image_size: int | None,
     progress: Progress | None = None,
     colour: bool | None = None,
+    unreadable: list[int] | None = None,
 ) -> NDArray[np.uint8]:
     """Decode images into one array (n, side, side, channels).
 
@@ -85,7 +86,12 @@ def decode_all(
         Called with the number decoded and the number in all.
     colour
         Make colour (True) or grey images (False) of them, whatever they are.
+    unreadable
+        Takes the numbers of images that cannot be decoded, which are then left out; without it,
+        the first one is an error.
     """
+    if unreadable is not None:
+        encoded = _readable(encoded, unreadable)
     size, mode = _choose_format(encoded, image_size)
     if colour is not None:
         mode = "RGB" if colour else "L"
@@ -125,6 +131,24 @@ def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]
         return np.repeat(images, 3, axis=3)
     grey = [np.asarray(Image.fromarray(image).convert("L")) for image in images]
     return np.stack(grey)[..., None]
+
+
+def _readable(encoded: Sequence[Encoded], unreadable: list[int]) -> list[Encoded]:
+    """Return the images that can be decoded; add the numbers of the others to a list."""
+
+    def is_readable(item: Encoded) -> bool:
+        try:
+            _decode(item, 8, "L")
+        except InputError:
+            return False
+        return True
+
+    with ThreadPoolExecutor() as pool:
+        readable = list(pool.map(is_readable, encoded))
+    unreadable += [row for row, good in enumerate(readable) if not good]
+    if not any(readable):
+        raise InputError("None of the images can be decoded.")
+    return [item for item, good in zip(encoded, readable, strict=True) if good]
 
 
 def _choose_format(encoded: Sequence[Encoded], image_size: int | None) -> tuple[int, str]:

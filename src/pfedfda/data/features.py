@@ -8,11 +8,11 @@ federation then does with them (a power transform, fewer dimensions, a common sc
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ def _extract_parts(
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """What is done to raw features: a transform, a shift, directions, and one scale.
+    """What is done to numbers or raw features: a transform, a shift, directions, and a scale.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class FeatureMap:
     directions
         Orthonormal columns (d, k) on which features are projected; None keeps all dimensions.
     scale
-        What everything is divided by in the end.
+        What everything is divided by in the end: one number, or one for each dimension.
     explained
         The share of the variance that the directions keep.
     """
@@ -134,7 +134,7 @@ class FeatureMap:
     transform: Transform
     mean: NDArray[np.float64]
     directions: NDArray[np.float64] | None
-    scale: float
+    scale: NDArray[np.float64]
     explained: float = 1.0
 
     def __call__(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -144,12 +144,24 @@ class FeatureMap:
             mapped = mapped @ self.directions
         return (mapped / self.scale).astype(np.float32)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the numbers for a file."""
-        tensors = {"mean": torch.from_numpy(self.mean), "scale": torch.tensor(self.scale)}
+        arrays = {"mean": self.mean, "scale": np.atleast_1d(self.scale)}
         if self.directions is not None:
-            tensors["directions"] = torch.from_numpy(self.directions.copy())
-        return tensors
+            arrays["directions"] = np.ascontiguousarray(self.directions)
+        return arrays
+
+    @classmethod
+    def of(cls, transform: str, arrays: Mapping[str, NDArray[Any]]) -> "FeatureMap":
+        """Return the map of the numbers of a file; raise ValueError if they do not fit."""
+        if transform not in get_args(Transform):
+            raise ValueError(f"unknown transform {transform[:80]!r}")
+        mean, scale, directions = arrays["mean"], arrays["scale"], arrays.get("directions")
+        dims = len(mean) if directions is None else directions.shape[1]
+        fits = mean.ndim == 1 and scale.shape in ((1,), (dims,)) and (scale > 0).all()
+        if not fits or (directions is not None and len(directions) != len(mean)):
+            raise ValueError("the numbers of the feature map do not fit together")
+        return cls(cast("Transform", transform), mean, directions, scale)
 
 
 def transformed(features: NDArray[np.float32], transform: Transform) -> NDArray[np.float64]:
@@ -198,11 +210,35 @@ def fit_feature_map(
     covariance = products / count - np.outer(mean, mean)
     variance = max(float(np.trace(covariance)), np.finfo(np.float64).tiny)
     if dims is None:
-        return FeatureMap(transform, mean, None, float(np.sqrt(variance / dimension)))
+        return FeatureMap(transform, mean, None, np.sqrt([variance / dimension]))
     values, vectors = np.linalg.eigh(covariance)
     directions = vectors[:, ::-1][:, :dims]
     # A direction and its opposite are the same: the largest entry is made positive.
     largest = directions[np.abs(directions).argmax(axis=0), np.arange(dims)]
     directions = directions * np.where(largest < 0, -1.0, 1.0)
     kept = max(float(values[::-1][:dims].sum()), np.finfo(np.float64).tiny)
-    return FeatureMap(transform, mean, directions, float(np.sqrt(kept / dims)), kept / variance)
+    return FeatureMap(transform, mean, directions, np.sqrt([kept / dims]), kept / variance)
+
+
+def standardization(inputs: NDArray[np.float32], train: list[slice]) -> FeatureMap:
+    """Return the map that gives every number mean 0 and variance 1 over all training samples.
+
+    From sums over the clients, as in `fit_feature_map`. A number that never changes is only moved.
+
+    Parameters
+    ----------
+    inputs
+        Numbers (n, d) of all samples.
+    train
+        Where each client's training samples are.
+    """
+    count, total = 0, np.zeros(inputs.shape[1])
+    for part in train:
+        count += len(inputs[part])
+        total += inputs[part].sum(axis=0, dtype=np.float64)
+    mean = total / count
+    squares = sum(np.square(inputs[part] - mean).sum(axis=0) for part in train)
+    deviation = np.sqrt(squares / count)
+    # Rounding leaves a little of a number that never changes.
+    constant = deviation <= 1e-6 * np.maximum(np.abs(mean), np.finfo(np.float32).tiny)
+    return FeatureMap("none", mean, None, np.where(constant, 1.0, deviation))

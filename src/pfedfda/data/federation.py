@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedfda.data.partition import MIN_CLIENT_SAMPLES
+from pfedfda.data.preprocessing import Preprocessing
 from pfedfda.data.shift import ShiftName
 from pfedfda.data.store import read_hashes
 from pfedfda.errors import InputError
@@ -38,23 +39,41 @@ PARTITIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """Who holds which images.
+    """Who holds which samples.
 
     Parameters
     ----------
     source
-        Where the images come from: digits, a dataset such as cifar10 or hub:OWNER/NAME (pfedfda
-        datasets lists them), or the path of a folder (class/image.png or client/class/image.png) or
-        of an .npz file with images and labels.
+        Where the samples come from: digits, a dataset such as cifar10 or hub:OWNER/NAME (pfedfda
+        datasets lists them), or the path of a folder (class/image.png or client/class/image.png),
+        of an .npz file with X and y or images and labels, or of a table (.csv, .parquet).
     data_dir
         The folder with local copies of datasets of the Hub, in the Hub's layout; by default what
         the variable PFEDFDA_DATA names. What is not there comes from the Hub.
     image_column
         The column of the images in a dataset of the Hub, where it cannot be told by its type.
     label_column
-        The column of the labels in a dataset of the Hub, where it cannot be told by its type.
+        The column of the labels in a table or a dataset of the Hub, where it cannot be told by its
+        name or type.
     group_column
-        The column of a dataset of the Hub whose values are the groups, e.g. writers.
+        The column of a table or a dataset of the Hub whose values are the groups, e.g. writers; in
+        a table by default the one called client.
+    text_column
+        The column of a table or a dataset of the Hub that holds texts, which are then the inputs; a
+        backbone turns them into features.
+    one_hot
+        Turn a column of words in a table into one column of 0 and 1 for each word.
+    drop_columns
+        Columns of a table that are not inputs, separated by commas.
+    standardize
+        Give every number of a table or of vectors mean 0 and variance 1 over the training samples
+        of all clients, and the features of a backbone mean 0 and one common scale; the numbers that
+        do it are kept with the model.
+    skip_unreadable
+        Leave out images that cannot be decoded, and count them.
+    splits
+        What folders called train, val or test above the classes are: parts of one dataset (merge),
+        or clients. They are refused until this is decided.
     image_size
         Scale all images to squares of this many pixels; the source's own size if not given.
     partition
@@ -80,6 +99,9 @@ class FederationConfig:
     train_fraction
         The fraction of each client's training samples that is kept: 1, 0.75, 0.5, 0.25 in the
         paper. Test samples are not affected.
+    train_samples
+        Keep at most this many training samples of each client; all if not given. Test samples are
+        not affected.
     validation_share
         To choose settings without a look at test images: this share of each client's kept training
         samples is held out, and the federation has them in place of the test samples. With 0 there
@@ -117,6 +139,12 @@ class FederationConfig:
     image_column: str | None = None
     label_column: str | None = None
     group_column: str | None = None
+    text_column: str | None = None
+    one_hot: bool = False
+    drop_columns: str | None = None
+    standardize: bool = True
+    skip_unreadable: bool = False
+    splits: Literal["merge", "clients"] | None = None
     image_size: int | None = None
     partition: PartitionName = "auto"
     clients: int | None = None
@@ -127,6 +155,7 @@ class FederationConfig:
     clients_per_group: int = 4
     train_share: float = 0.8
     train_fraction: float = 1.0
+    train_samples: int | None = None
     validation_share: float = 0.0
     shift: ShiftName = "none"
     shift_table: Path | None = None
@@ -164,6 +193,8 @@ class FederationConfig:
             raise InputError(f"train-share is {self.train_share}; it must lie between 0 and 1.")
         if not 0 < self.train_fraction <= 1:
             raise InputError(f"train-fraction is {self.train_fraction}; it must lie in (0, 1].")
+        if self.train_samples is not None and self.train_samples < 1:
+            raise InputError(f"train-samples is {self.train_samples}; it must be at least 1.")
         if not 0 <= self.validation_share < 1:
             raise InputError(f"validation-share is {self.validation_share}; it must lie in [0, 1).")
         if self.backbone is None and (
@@ -179,6 +210,8 @@ class FederationConfig:
             raise InputError(
                 f"backbone-size is {self.backbone_size}; it must be between 8 and 1024 pixels."
             )
+        if self.feature_dims is not None and not self.standardize:
+            raise InputError("feature-dims centres and scales features: drop standardize false.")
         if self.feature_dims is not None and self.feature_dims < 1:
             raise InputError(f"feature-dims is {self.feature_dims}; it must be at least 1.")
         if not 0 <= self.partition_seed < 2**32:
@@ -304,6 +337,12 @@ class Federation:
             self.labels[middle:stop],
         )
 
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """What turns a new sample into an input, as the samples here have been."""
+        kept = Preprocessing.read(self.folder)
+        return kept or Preprocessing(self.index["type"], self.input_shape)
+
     def classes_held(self, client_id: int) -> int:
         """Return how many classes occur among a client's training samples."""
         return len(np.unique(self.client(client_id).train_labels))
@@ -312,11 +351,14 @@ class Federation:
         """Return a line about the federation for people."""
         sizes = self.train_sizes
         held_out = "validation" if self.index["config"].get("validation_share") else "test"
+        left_out = self.index.get("left_out", 0)
+        unreadable = f", {left_out} unreadable left out" if left_out else ""
         return (
             f"{len(self)} clients, {len(self.class_names)} classes, "
             f"{describe_inputs(self.input_shape, self.input_type)}, "
             f"{sizes.min()}-{sizes.max()} training samples per client (median "
-            f"{np.median(sizes):.0f}), {self.test_sizes.sum()} {held_out} samples in all"
+            f"{np.median(sizes):.0f}), {self.test_sizes.sum()} {held_out} samples in "
+            f"all{unreadable}"
         )
 
 

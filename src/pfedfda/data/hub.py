@@ -1,4 +1,4 @@
-"""Image-classification datasets of the Hugging Face Hub, or local copies of them.
+"""Classification datasets of the Hugging Face Hub, or local copies of them.
 
 A dataset is named ``hub:OWNER/NAME``. A folder ``OWNER/NAME`` in the Hub's layout below the data
 folder (``--data-dir``, or the variable ``PFEDFDA_DATA``) is looked at first; otherwise the Hub is
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pfedfda.data.decoding import Encoded, Progress, decode_all
 from pfedfda.data.sources import Dataset
 from pfedfda.data.store import DAMAGED, default_cache, is_intact, store
+from pfedfda.data.tables import Columns
 from pfedfda.errors import InputError, quote
 from pfedfda.files import expand_user
 
@@ -42,6 +43,10 @@ class HubDataset:
         The names of its columns; found by their types if not given.
     group_column
         The column whose values are the clients, e.g. ``writer_id``.
+    text_column, one_hot, drop_columns
+        What the columns of a dataset without images are, as in `pfedfda.data.tables.Columns`.
+    skip_unreadable
+        Leave out images that cannot be decoded, and count them.
     image_size
         Scale the images to squares of this side; by default as `decode_all` chooses.
     colour
@@ -55,6 +60,10 @@ class HubDataset:
     image_column: str | None = None
     label_column: str | None = None
     group_column: str | None = None
+    text_column: str | None = None
+    one_hot: bool = False
+    drop_columns: str | None = None
+    skip_unreadable: bool = False
     image_size: int | None = None
     colour: bool | None = None
     data_dir: Path | None = None
@@ -62,6 +71,9 @@ class HubDataset:
     def key(self) -> dict[str, Any]:
         """Return the settings, and the files of a local copy with their sizes and times."""
         settings = {name: value for name, value in asdict(self).items() if name != "data_dir"}
+        for name in ("text_column", "one_hot", "drop_columns", "skip_unreadable"):
+            if not settings[name]:  # what was decoded before there was a choice stays valid
+                del settings[name]
         local = self.local_copy()
         files: list[list[Any]] = []
         if local is not None:
@@ -79,6 +91,8 @@ class HubDataset:
         if kept is not None:
             return kept
         decoded = self._decode(progress)
+        if decoded.inputs.dtype != np.uint8:
+            return decoded  # is read as quickly again
         store(folder, lambda place: _write(decoded, place))
         return decoded
 
@@ -95,7 +109,10 @@ class HubDataset:
         groups: list[Any] = []
         class_names: tuple[str, ...] = ()
         with tempfile.TemporaryDirectory(prefix="pfedfda-hub-") as scratch:
-            for split, table in self._splits(scratch).items():
+            splits = self._splits(scratch)
+            if not self._has_images(next(iter(splits.values())).features):
+                return self._tabular(splits)
+            for split, table in splits.items():
                 image, label = self._columns(table.features)
                 values = table[label][:]
                 if any(value in (None, -1) for value in values):
@@ -109,13 +126,44 @@ class HubDataset:
                     groups += table[self.group_column][:]
             if not encoded:
                 raise InputError(f"The dataset {self.repository} has no split with labels.")
-            images = decode_all(encoded, self.image_size, progress, self.colour)
+            unreadable: list[int] | None = [] if self.skip_unreadable else None
+            images = decode_all(encoded, self.image_size, progress, self.colour, unreadable)
+        kept = np.setdiff1d(np.arange(len(labels)), unreadable or [])
         numbers, class_names = _number(labels, class_names)
-        dataset = Dataset(images, numbers, class_names)
+        left_out = len(labels) - len(kept)
+        dataset = Dataset(images, numbers[kept], class_names, left_out=left_out)
         if groups:
-            ids, names = _number(groups, ())
+            ids, names = _number([groups[row] for row in kept], ())
             dataset = replace(dataset, groups=ids, group_names=names)
         return dataset
+
+    def _has_images(self, features: Any) -> bool:
+        kinds = [type(feature).__name__ for feature in features.values()]
+        return self.text_column is None and (self.image_column is not None or "Image" in kinds)
+
+    def _tabular(self, splits: dict[str, Any]) -> Dataset:
+        """Return a dataset of texts or numbers, all labelled splits together."""
+        if self.image_size is not None:
+            raise InputError(f"The dataset {self.repository} holds no images: drop --image-size.")
+        features = next(iter(splits.values())).features
+        kinds = {name: getattr(feature, "dtype", "") for name, feature in features.items()}
+        classes = {n: f.names for n, f in features.items() if type(f).__name__ == "ClassLabel"}
+        label, text = self.label_column or next(iter(classes), None), self.text_column
+        strings = [n for n, k in kinds.items() if k in ("string", "large_string") and n != label]
+        if text is None and len(strings) == 1 and not self.one_hot:
+            text = strings[0]
+        columns = Columns(label, self.group_column, text, self.one_hot, self.drop_columns)
+        cells: dict[str, list[Any]] = {name: [] for name in features}
+        for table in splits.values():
+            if label in classes and any(value in (None, -1) for value in table[label][:]):
+                continue  # a split without labels
+            for name in features:
+                found = table[name][:]
+                names = classes.get(name)
+                cells[name] += found if names is None else [names[k] for k in found]
+        if not next(iter(cells.values())):
+            raise InputError(f"The dataset {self.repository} has no split with labels.")
+        return columns.dataset(cells, f"the dataset {self.repository}", 1)
 
     def _splits(self, scratch: str) -> dict[str, Any]:
         """Open the local copy or the Hub, and return the splits by name."""
@@ -145,7 +193,8 @@ class HubDataset:
             raise self._unreadable(local or self.repository, error) from error
         except datasets.exceptions.DatasetsError as error:
             raise self._unreadable(local or self.repository, error) from error
-        for column in (self.image_column, self.label_column, self.group_column):
+        named = (self.image_column, self.label_column, self.group_column, self.text_column)
+        for column in named:
             known = next(iter(splits.values())).features
             if column is not None and column not in known:
                 raise InputError(
@@ -232,7 +281,11 @@ def _write(dataset: Dataset, folder: Path) -> None:
     np.save(folder / "labels.npy", dataset.labels)
     if dataset.groups is not None:
         np.save(folder / "groups.npy", dataset.groups)
-    names = {"class_names": dataset.class_names, "group_names": dataset.group_names}
+    names = {
+        "class_names": dataset.class_names,
+        "group_names": dataset.group_names,
+        "left_out": dataset.left_out,
+    }
     (folder / "names.json").write_text(json.dumps(names))
 
 
@@ -248,6 +301,7 @@ def _read(folder: Path) -> Dataset | None:
         if names["group_names"]:
             groups = np.load(folder / "groups.npy", allow_pickle=False)
         class_names, group_names = tuple(names["class_names"]), tuple(names["group_names"])
-        return Dataset(images, labels, class_names, groups, group_names)
+        left_out = names.get("left_out", 0)
+        return Dataset(images, labels, class_names, groups, group_names, left_out=left_out)
     except DAMAGED:
         return None

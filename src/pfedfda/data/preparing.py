@@ -12,15 +12,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors.torch import save_file
+from numpy.typing import ArrayLike, NDArray
 
-from pfedfda.data import partition
-from pfedfda.data.catalogue import open_source
+from pfedfda.data.catalogue import SOURCE_OPTIONS, open_source
 from pfedfda.data.corruptions import corrupt
-from pfedfda.data.features import extract_features, fit_feature_map
+from pfedfda.data.dealing import deal, split
+from pfedfda.data.features import FeatureMap, extract_features, fit_feature_map, standardization
 from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
+from pfedfda.data.preprocessing import Preprocessing
 from pfedfda.data.shift import Shift, assign_shift, frost_photos
 from pfedfda.data.sources import Dataset
 from pfedfda.data.store import default_cache, is_intact, read_hashes, store
@@ -30,10 +30,7 @@ from pfedfda.models.backbones import open_backbone
 from pfedfda.seeding import numpy_generator
 
 FORMAT = 5
-SOURCE_COLUMNS = ("image_column", "label_column", "group_column")
 PrepareProgress = Callable[[str, int, int], None]
-
-
 BACKBONE_SETTINGS = ("backbone", "backbone_size", "feature_dims", "feature_transform")
 
 
@@ -59,7 +56,12 @@ def prepare(
     if config.backbone is None:
         return _prepare_inputs(config, cache, progress)
     raw = replace(
-        config, backbone=None, backbone_size=None, feature_dims=None, feature_transform="none"
+        config,
+        backbone=None,
+        backbone_size=None,
+        feature_dims=None,
+        feature_transform="none",
+        standardize=False,  # features are, once they have been made
     )
     return _prepare_features(
         config, _prepare_inputs(raw, cache, progress), cache, progress, torch.device(device)
@@ -92,6 +94,8 @@ def _prepare_features(
         "dims": config.feature_dims,
         "transform": config.feature_transform,
     }
+    if not config.standardize:
+        determined_by["standardize"] = False
     key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
     target = root / "federations" / key
     if is_intact(target):
@@ -110,14 +114,17 @@ def _prepare_features(
         report,
         device,
     )
-    stops = np.cumsum(raw.train_sizes + raw.test_sizes)
-    starts = stops - raw.train_sizes - raw.test_sizes
-    train = [slice(s, s + n) for s, n in zip(starts, raw.train_sizes, strict=True)]
-    mapping = fit_feature_map(features, train, config.feature_dims, config.feature_transform)
+    train = _training_slices(raw.train_sizes, raw.test_sizes)
+    if config.standardize:
+        mapping = fit_feature_map(features, train, config.feature_dims, config.feature_transform)
+    else:
+        unmoved, unscaled = np.zeros(features.shape[1]), np.ones(1)
+        mapping = FeatureMap(config.feature_transform, unmoved, None, unscaled)
     mapped = mapping(features)
     index = {
         **raw.index,
-        "config": raw.index["config"] | {name: getattr(config, name) for name in BACKBONE_SETTINGS},
+        "config": raw.index["config"]
+        | {name: getattr(config, name) for name in (*BACKBONE_SETTINGS, "standardize")},
         "shape": mapped.shape[1:],
         "type": "float32",
         "features": {
@@ -132,7 +139,15 @@ def _prepare_features(
     def write(folder: Path) -> None:
         np.save(folder / "inputs.npy", mapped)
         np.save(folder / "labels.npy", raw.labels)
-        save_file(mapping.tensors(), folder / "feature_map.safetensors")
+        Preprocessing(
+            kind,
+            raw.input_shape,
+            raw.preprocessing.columns,
+            config.backbone,
+            config.backbone_size,
+            backbone.key(),
+            mapping,
+        ).save(folder)
         (folder / "index.json").write_text(json.dumps(index))
 
     store(target, write)
@@ -143,13 +158,12 @@ def _prepare_inputs(
     config: FederationConfig, cache: Path | None, progress: PrepareProgress | None
 ) -> Federation:
     """Return the federation of the source's own inputs."""
-    columns = {
-        name: value for name in SOURCE_COLUMNS if (value := getattr(config, name)) is not None
-    }
-    source = open_source(config.source, config.image_size, config.data_dir, columns)
+    given = {name: getattr(config, name) for name in SOURCE_OPTIONS}
+    options = {name: value for name, value in given.items() if value not in (None, False)}
+    source = open_source(config.source, config.image_size, config.data_dir, options)
     of_source = (
         *("source", "image_size", "data_dir", "shift_table"),
-        *SOURCE_COLUMNS,
+        *SOURCE_OPTIONS,
         *BACKBONE_SETTINGS,
     )
     settings = {name: v for name, v in asdict(config).items() if name not in of_source}
@@ -157,6 +171,10 @@ def _prepare_inputs(
         del settings["validation_share"]
     if not _is_shifted(config):
         del settings["shift_version"]
+    if config.standardize:
+        del settings["standardize"]
+    if config.train_samples is None:
+        del settings["train_samples"]
     frost = _frost_folder(config)
     determined_by = {
         "format": FORMAT,
@@ -176,9 +194,10 @@ def _prepare_inputs(
     def report(step: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(step, done, total)
 
-    dataset = source.load(report("reading images"))
-    names, parts, attributes = _deal(config, dataset, report("drawing a partition"))
-    order, train_sizes, test_sizes = _split(config, parts)
+    dataset = source.load(report("reading samples"))
+    names, parts, attributes = deal(config, dataset, report("drawing a partition"))
+    order, train_sizes, test_sizes = split(config, parts)
+    _refuse_shift(config, dataset)
     shifts = assign_shift(config.shift, config.shift_table, len(parts))
     if shifts:
         attributes["corruption"] = [
@@ -187,7 +206,7 @@ def _prepare_inputs(
         attributes["severity"] = [
             shifts[c].severity if c in shifts else 0 for c in range(len(parts))
         ]
-    index = {
+    index: dict[str, Any] = {
         "format": FORMAT,
         "config": {**asdict(config), "data_dir": None, "shift_table": None},
         "shape": dataset.inputs.shape[1:],
@@ -199,6 +218,18 @@ def _prepare_inputs(
         "attributes": attributes,
     }
 
+    if dataset.left_out:
+        index["left_out"] = dataset.left_out
+    is_vector = dataset.inputs.dtype == np.float32 and dataset.inputs.ndim == 2
+    mapping = None
+    if config.standardize and is_vector:
+        ordered = dataset.inputs[order]
+        mapping = standardization(ordered, _training_slices(train_sizes, test_sizes))
+        dataset = replace(dataset, inputs=mapping(dataset.inputs))
+    preprocessing = Preprocessing(
+        index["type"], dataset.inputs.shape[1:], dataset.columns, map=mapping
+    )
+
     def write(folder: Path) -> None:
         if index["type"] == "text":
             _write_texts(folder, dataset.inputs[order].tolist())
@@ -208,10 +239,25 @@ def _prepare_inputs(
                 folder, config, dataset, order, index, shifts, photos, report("writing inputs")
             )
         np.save(folder / "labels.npy", dataset.labels[order])
+        if preprocessing.does_something:
+            preprocessing.save(folder)
         (folder / "index.json").write_text(json.dumps(index))
 
     store(target, write)
     return Federation(target)
+
+
+def _training_slices(train_sizes: ArrayLike, test_sizes: ArrayLike) -> list[slice]:
+    """Return where each client's training samples are among all, sorted by client."""
+    train = np.asarray(train_sizes)
+    stops = np.cumsum(train + np.asarray(test_sizes))
+    starts = stops - train - np.asarray(test_sizes)
+    return [slice(s, s + n) for s, n in zip(starts.tolist(), train.tolist(), strict=True)]
+
+
+def _refuse_shift(config: FederationConfig, dataset: Dataset) -> None:
+    if _is_shifted(config) and dataset.inputs.dtype != np.uint8:
+        raise InputError("Only images can be corrupted: drop --shift and --shift-table.")
 
 
 def _write_texts(folder: Path, texts: list[str]) -> None:
@@ -238,110 +284,6 @@ def _content(path: Path | None) -> str | None:
         return None if path is None else read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The shift table {path} cannot be read ({error}).") from error
-
-
-def _deal(
-    config: FederationConfig,
-    dataset: Dataset,
-    progress: Callable[[int, int], None] | None,
-) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
-    """Return the names of the clients, the sample indices of each, and their attributes."""
-    kind = config.partition
-    if kind == "auto":
-        kind = "dirichlet" if dataset.groups is None else "group"
-    labels, seed = dataset.labels, config.partition_seed
-    if kind in ("group", "group-dirichlet"):
-        if dataset.groups is None:
-            raise InputError(
-                f"The partition {kind!r} needs a source with groups, and {config.source!r} has "
-                f"none: use client/class/image.png or an array 'clients'."
-            )
-        if kind == "group-dirichlet":
-            return _deal_inside_groups(config, dataset, dataset.groups, progress)
-        minimum = config.min_samples or partition.MIN_CLIENT_SAMPLES
-        parts = partition.by_group(dataset.groups, config.clients, minimum)
-        return [dataset.group_names[dataset.groups[part[0]]] for part in parts], parts, {}
-    clients = config.clients or 50
-    if clients > len(labels):
-        raise InputError(
-            f"{clients} clients were asked for and {config.source!r} has {len(labels)} samples: "
-            f"use at most {len(labels) // partition.MIN_CLIENT_SAMPLES} clients."
-        )
-    if kind == "iid":
-        parts = partition.iid(labels, clients, seed)
-    elif kind == "shards":
-        parts = partition.shards(labels, clients, config.classes_per_client, seed)
-    elif kind == "client-dirichlet":
-        samples = max(math.ceil(config.samples / config.train_share - 1e-9), config.samples + 1)
-        parts = partition.client_dirichlet(labels, clients, config.alpha, samples, seed)
-    else:
-        minimum = config.min_samples or _usual_minimum(len(labels), clients)
-        parts = partition.dirichlet(labels, clients, config.alpha, minimum, seed, progress)
-    return [str(client) for client in range(clients)], parts, {}
-
-
-def _deal_inside_groups(
-    config: FederationConfig,
-    dataset: Dataset,
-    groups: NDArray[np.int64],
-    progress: Callable[[int, int], None] | None,
-) -> tuple[list[str], list[NDArray[np.int64]], dict[str, list[Any]]]:
-    """Split every group over clients of its own by Dirichlet shares."""
-    names, parts, domains = [], [], []
-    count = config.clients_per_group
-    for group, name in enumerate(dataset.group_names):
-        members = np.flatnonzero(groups == group)
-        minimum = config.min_samples or _usual_minimum(len(members), count)
-        inside = partition.dirichlet(
-            dataset.labels[members],
-            count,
-            config.alpha,
-            minimum,
-            (config.partition_seed + group) % 2**32,
-            progress,
-        )
-        parts += [members[part] for part in inside]
-        names += [f"{name}-{client}" for client in range(count)]
-        domains += [name] * count
-    return names, parts, {"domain": domains}
-
-
-def _usual_minimum(samples: int, clients: int) -> int:
-    """Return the smallest size of a client where the user has not given one."""
-    return min(10, max(partition.MIN_CLIENT_SAMPLES, samples // clients // 2))
-
-
-def _split(
-    config: FederationConfig, parts: list[NDArray[np.int64]]
-) -> tuple[NDArray[np.int64], list[int], list[int]]:
-    """Shuffle every client's samples and cut them into training and test samples.
-
-    Each client keeps at least one of both. A smaller training fraction keeps the first of the same
-    training samples, so that the sets of 25, 50, 75 and 100 % are nested and the test set is one.
-    For validation, the last of the kept training samples take the place of the test samples; the
-    images of a client begin with the same ones either way, and are corrupted alike.
-    """
-    order, train_sizes, test_sizes = [], [], []
-    for client, part in enumerate(parts):
-        random = numpy_generator("split", config.partition_seed, client)
-        shuffled = random.permutation(part)
-        cut = min(max(int(len(part) * config.train_share + 1e-9), 1), len(part) - 1)
-        kept = max(round(cut * config.train_fraction), 1)
-        if config.validation_share:
-            if kept < 2:
-                raise InputError(
-                    f"Client {client} has one training sample, and validation needs a second: "
-                    f"raise min-samples or train-fraction, or set validation-share to 0."
-                )
-            held_out = min(max(round(kept * config.validation_share), 1), kept - 1)
-            order.append(shuffled[:kept])
-            train_sizes.append(kept - held_out)
-            test_sizes.append(held_out)
-        else:
-            order += [shuffled[:kept], shuffled[cut:]]
-            train_sizes.append(kept)
-            test_sizes.append(len(part) - cut)
-    return np.concatenate(order), train_sizes, test_sizes
 
 
 def _write_inputs(

@@ -1,34 +1,25 @@
-"""Sources: where images and labels come from before anybody holds them.
+"""Sources: where inputs and labels come from before anybody holds them.
 
 A source can tell what determines its content without reading all of it (`Source.key`), and it can
-load it (`Source.load`). This file has the digits and the user's own images; datasets of the Hub are
-in `pfedfda.data.hub`, and names for all of them in `pfedfda.data.catalogue`.
+load it (`Source.load`). This file has the digits and the user's own images. Arrays are in
+`pfedfda.data.arrays`, tables in `pfedfda.data.tables`, datasets of the Hub in `pfedfda.data.hub`,
+and names for all of them in `pfedfda.data.catalogue`.
 """
 
-import io
-import math
-import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pfedfda.data.decoding import Progress, decode_all, image_suffixes, scale
-from pfedfda.errors import InputError, quote
-from pfedfda.files import LARGEST_SIDE, MOST_CLASSES
+from pfedfda.data.decoding import Progress, decode_all, image_suffixes
+from pfedfda.errors import InputError
+from pfedfda.files import MOST_CLASSES
 
-ARRAYS = ("images", "labels", "clients", "class_names")
-# What a compressed file makes of itself in memory may have half a gigabyte; beyond that only what
-# images really compress to. Without compression, there is no bound.
-HARMLESS_BYTES = 2**29
-MOST_COMPRESSION = 20
-# A label, a client or a class name becomes a long number or a Python string, with copies of it.
-ENTRY_BYTES = 128
-HEADER_BYTES = 2**14  # of an array in a file; numpy itself takes up to 10,000
+SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +40,10 @@ class Dataset:
         An integer group id for each sample where the source has natural clients, otherwise None.
     group_names
         The names of the groups, in the order of their ids.
+    columns
+        The names of the features of a table, in their order.
+    left_out
+        How many samples could not be read and were left out.
     """
 
     inputs: NDArray[Any]
@@ -56,6 +51,8 @@ class Dataset:
     class_names: tuple[str, ...]
     groups: NDArray[np.int64] | None = None
     group_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         if self.inputs.ndim > 0 and len(self.inputs) == 0:
@@ -122,7 +119,7 @@ class Source(Protocol):
         """Return everything that determines the content, as JSON values."""
 
     def load(self, progress: Progress | None = None) -> Dataset:
-        """Read all images; `progress` is called with the number done and the number in all."""
+        """Read all samples; `progress` is called with the number done and the number in all."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +164,17 @@ class Folder:
         The folder.
     image_size
         The side of the squares in pixels; by default what `pfedfda.data.decoding` chooses.
+    skip_unreadable
+        Leave out images that cannot be decoded, and count them.
+    splits
+        What folders such as train and val above the classes are: parts of one dataset (merge), or
+        clients. Without a decision they are refused.
     """
 
     path: Path
     image_size: int | None = None
+    skip_unreadable: bool = False
+    splits: Literal["merge", "clients"] | None = None
 
     def key(self) -> dict[str, Any]:
         """Return the name, size and time of change of every file."""
@@ -178,7 +182,12 @@ class Folder:
             [str(f.relative_to(self.path)), f.stat().st_size, f.stat().st_mtime_ns]
             for f in self._files()
         ]
-        return {"source": "folder", "version": 1, "files": files, "image_size": self.image_size}
+        key = {"source": "folder", "version": 1, "files": files, "image_size": self.image_size}
+        if self.skip_unreadable:
+            key["skip_unreadable"] = True
+        if self.splits is not None:
+            key["splits"] = self.splits
+        return key
 
     def load(self, progress: Progress | None = None) -> Dataset:
         """Decode every image and take classes, and clients if there are any, from the folders."""
@@ -191,15 +200,41 @@ class Folder:
                 f"The images in {self.path} must all lie at class/image.png or all at "
                 f"client/class/image.png, but {named.relative_to(self.path)} does not fit."
             )
-        self._refuse_empty_classes(files, depths.pop())
-        images = decode_all([(str(f), f) for f in files], self.image_size, progress)
+        depth = depths.pop()
+        self._refuse_empty_classes(files, depth)
+        grouped = depth == 3 and not self._has_splits(files)
+        unreadable: list[int] | None = [] if self.skip_unreadable else None
+        encoded = [(str(f), f) for f in files]
+        images = decode_all(encoded, self.image_size, progress, unreadable=unreadable)
+        skipped = set(unreadable or ())
+        files = [f for row, f in enumerate(files) if row not in skipped]
         class_names = sorted({f.parent.name for f in files})
         labels = np.array([class_names.index(f.parent.name) for f in files])
         groups, group_names = None, []
-        if len(files[0].relative_to(self.path).parts) == 3:
+        if grouped:
             group_names = sorted({f.parents[1].name for f in files})
             groups = np.array([group_names.index(f.parents[1].name) for f in files])
-        return Dataset(images, labels, _printable(class_names), groups, _printable(group_names))
+        return Dataset(
+            images,
+            labels,
+            printable_names(class_names),
+            groups,
+            printable_names(group_names),
+            left_out=len(skipped),
+        )
+
+    def _has_splits(self, files: list[Path]) -> bool:
+        """Return whether the folders above the classes are splits that belong together."""
+        tops = sorted({f.relative_to(self.path).parts[0] for f in files})
+        if len(tops) < 2 or not all(top.lower() in SPLITS for top in tops):
+            return False
+        if self.splits is None:
+            raise InputError(
+                f"The folders {' and '.join(tops)} in {self.path} look like splits of one dataset, "
+                f"not like clients: take them together with --splits merge, or keep them as "
+                f"clients with --splits clients."
+            )
+        return self.splits == "merge"
 
     def _files(self) -> list[Path]:
         if not self.path.is_dir():
@@ -230,140 +265,9 @@ class Folder:
                 )
 
 
-class ArrayHeader(NamedTuple):
-    """How many values an array in a file has, and the bytes of each."""
-
-    values: int
-    value_bytes: int
-
-
-@dataclass(frozen=True)
-class NpzFile:
-    """An ``.npz`` file with `images` and `labels`, and optionally `clients` and `class_names`.
-
-    Parameters
-    ----------
-    path
-        The file. `images` is uint8 of shape (samples, height, width) or (samples, height, width,
-        channels); `labels` and `clients` are one integer a sample. A file whose arrays would take
-        more than half a gigabyte of memory must have at least a twentieth of that itself.
-    image_size
-        Scale the images to squares of this side; by default they stay as they are.
-    """
-
-    path: Path
-    image_size: int | None = None
-
-    def key(self) -> dict[str, Any]:
-        """Return the path, size and time of change of the file."""
-        if not self.path.is_file():
-            raise InputError(f"There is no file {self.path}.")
-        stat = self.path.stat()
-        file = [str(self.path.resolve()), stat.st_size, stat.st_mtime_ns]
-        return {"source": "npz", "version": 1, "file": file, "image_size": self.image_size}
-
-    def load(self, progress: Progress | None = None) -> Dataset:
-        """Read the arrays."""
-        arrays = self._read()
-        images, labels = arrays["images"], arrays["labels"]
-        if images.ndim == 3:
-            images = images[..., None]
-        labels = _integers(labels, "labels", self.path)
-        if "class_names" in arrays:
-            class_names = _printable(arrays["class_names"].ravel().tolist())
-        else:
-            # No class may be empty, so more classes than samples are refused below in any case.
-            classes = min(int(labels.max(initial=0)), labels.size) + 1
-            class_names = tuple(str(c) for c in range(classes))
-        groups: NDArray[np.int64] | None = None
-        group_names: tuple[str, ...] = ()
-        if "clients" in arrays:
-            clients = arrays["clients"]
-            if clients.dtype.kind not in "US":
-                clients = _integers(clients, "clients", self.path)
-            names, groups = np.unique(clients, return_inverse=True)
-            group_names = _printable(names.tolist())
-        loaded = Dataset(images, labels, class_names, groups, group_names)
-        if self.image_size is not None:
-            return replace(loaded, inputs=scale(loaded.inputs, self.image_size))
-        if max(loaded.inputs.shape[1:3]) > LARGEST_SIDE:
-            raise InputError(
-                f"The images in {self.path} are {images.shape[1]}×{images.shape[2]}; sides of at "
-                f"most {LARGEST_SIDE} pixels are allowed: scale them with --image-size."
-            )
-        return loaded
-
-    def _read(self) -> dict[str, NDArray[Any]]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                present = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-                wanted = {name: present[name] for name in ARRAYS if name in present}
-                headers = {name: _read_header(archive, info) for name, info in wanted.items()}
-                self._refuse_bomb(headers)
-                arrays = {name: _read_array(archive, info) for name, info in wanted.items()}
-        except InputError:
-            raise
-        except Exception as error:  # there is no saying what damage in a compressed file leads to
-            raise InputError(
-                f"The file {self.path} cannot be read as an .npz of plain arrays "
-                f"({str(error) or type(error).__name__})."
-            ) from error
-        for name in ("images", "labels"):
-            if name not in arrays:
-                raise InputError(
-                    f"The file {self.path} has no array {name!r}; it has "
-                    f"{quote(', '.join(sorted(present)) or 'none')}."
-                )
-        return arrays
-
-    def _refuse_bomb(self, headers: dict[str, ArrayHeader]) -> None:
-        """Refuse a small file whose arrays would take very much memory."""
-        needed = 0
-        for name, (values, value_bytes) in headers.items():
-            # All but the images are copied while they are numbered.
-            needed += values * (value_bytes if name == "images" else 3 * value_bytes + ENTRY_BYTES)
-        packed = self.path.stat().st_size
-        if needed > max(HARMLESS_BYTES, MOST_COMPRESSION * packed):
-            raise InputError(
-                f"The file {self.path} has {packed:,} bytes and would take {needed:,} in memory; "
-                f"more than {HARMLESS_BYTES:,} are allowed only at up to {MOST_COMPRESSION} times "
-                f"the size of the file: write it without compression, with numpy.savez."
-            )
-
-
-def _read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:
-    """Read the header of an array after it has been found to agree with the array's length."""
-    with archive.open(info) as whole:
-        file = io.BytesIO(whole.read(HEADER_BYTES))
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    else:
-        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-    # An entry without bytes, such as an empty string, counts as well: reading it takes time.
-    header = ArrayHeader(math.prod(shape), max(dtype.itemsize, 1))
-    plain = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    fits = 0 <= header.values * header.value_bytes <= info.file_size
-    if not plain or dtype.hasobject or not fits:
-        raise ValueError(f"{info.filename} claims {dtype} values of shape {shape}")
-    return header
-
-
-def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    with archive.open(info) as file:
-        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-    return array
-
-
-def _printable(names: Iterable[object]) -> tuple[str, ...]:
+def printable_names(names: Iterable[object]) -> tuple[str, ...]:
     """Return names as text that can be written to any file; names of files may be any bytes."""
     return tuple(
         str(name).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         for name in names
     )
-
-
-def _integers(values: NDArray[Any], name: str, path: Path) -> NDArray[np.int64]:
-    if values.dtype.kind not in "iu":
-        raise InputError(f"The array {name!r} in {path} is {values.dtype}; expected integers.")
-    return values.astype(np.int64)

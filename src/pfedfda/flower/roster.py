@@ -67,6 +67,10 @@ class SiteRoster:
         return {name: [site.attributes.get(name, "") for site in self.sites] for name in names}
 
     @property
+    def preprocessing(self) -> None:
+        """Sites prepare their samples themselves."""
+
+    @property
     def fingerprint(self) -> str:
         """Empty: which images a site has is its own business."""
         return ""

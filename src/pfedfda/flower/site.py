@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from pfedfda.data import ClientData, Federation, FederationConfig, prepare
+from pfedfda.data.catalogue import SOURCE_OPTIONS
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
 from pfedfda.engine import Step
@@ -25,6 +26,11 @@ from pfedfda.methods import Method, Task, Tensors
 from pfedfda.models import Model, save_model
 from pfedfda.runs import ClientStates, Outcome
 from pfedfda.runs.config import Config
+
+SITE_SETTINGS = (
+    *(name for name in SOURCE_OPTIONS if name != "group_column"),
+    *("train_samples", "backbone", "backbone_size", "feature_transform"),
+)
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,17 @@ class Site:
         """The site's images, prepared once; in a trial those of all clients."""
         if self.site.data is None:
             return prepare(self._config)
+        if self._config.feature_dims is not None:
+            raise InputError(
+                "feature-dims needs sums over the features of all sites, which sites with data of "
+                "their own do not send: drop it."
+            )
         alone = FederationConfig(
             source=str(self.site.data.expanduser()),
             image_size=self._config.image_size,
+            **{name: getattr(self._config, name) for name in SITE_SETTINGS},
+            # Sums over all sites would be needed; what a site has alone would differ from the rest.
+            standardize=False,
             partition="iid",
             clients=1,
             train_share=self._config.train_share,

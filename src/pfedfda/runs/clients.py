@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pfedfda.data import Preprocessing
 from pfedfda.methods import Personal, Update
 
 
@@ -78,6 +79,10 @@ class Roster(Protocol):
     @property
     def fingerprint(self) -> str:
         """A content fingerprint of all samples; empty if they may change."""
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """What turns a sample into an input; None where that is every site's own affair."""
 
     def classes_held(self, client_id: int) -> int:
         """Return how many classes occur among a client's training samples."""

@@ -116,6 +116,9 @@ class RunWriter:
         self.states.folder.mkdir(parents=True, exist_ok=True)
         if not (folder / CONFIG).exists():
             write_text(folder / CONFIG, write_config(config))
+            preprocessing = federation.preprocessing
+            if preprocessing is not None and preprocessing.does_something:
+                preprocessing.save(folder)
         # Whoever was here before may have been killed between a rename and its flush.
         for place in (folder / CHECKPOINT, folder, folder.parent):
             flush(place)

@@ -1,0 +1,132 @@
+"""From a sample as its user has it to an input of the network, for a federation, a run or a model.
+
+A run and a model keep this beside their tensors (``preprocessing.json`` and
+``preprocessing.safetensors``), so that a new sample is treated as those of the training were.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from pfedfda.data.features import FeatureMap, extract_features
+from pfedfda.data.store import default_cache
+from pfedfda.errors import InputError, quote
+from pfedfda.files import json_text, read_text, write_text
+from pfedfda.models.backbones import open_backbone
+from pfedfda.models.factories import is_allowed
+
+ABOUT = "preprocessing.json"
+NUMBERS = "preprocessing.safetensors"
+RAW_TYPES = ("uint8", "float32", "int64", "text")
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What is done to samples before the network sees them.
+
+    Parameters
+    ----------
+    type
+        What samples are at first: uint8 images, float32 or int64 numbers, or text.
+    shape
+        The shape of one sample; empty for texts.
+    columns
+        The names of the features where they come from a table.
+    backbone, backbone_size
+        The backbone that turns samples into features, and the size of images for it.
+    backbone_key
+        What determined the backbone's features, to refuse another one of the same name.
+    map
+        What is done to numbers or features afterwards; None for nothing.
+    """
+
+    type: str
+    shape: tuple[int, ...]
+    columns: tuple[str, ...] = ()
+    backbone: str | None = None
+    backbone_size: int | None = None
+    backbone_key: dict[str, Any] = field(default_factory=dict)
+    map: FeatureMap | None = None
+
+    def __call__(self, samples: NDArray[Any]) -> NDArray[Any]:
+        """Return inputs of the network, for samples of the type and shape above."""
+        inputs = samples
+        if self.backbone is not None:
+            own = ":" in self.backbone and not self.backbone.startswith("transformers:")
+            if own and not is_allowed(self.backbone):
+                raise InputError(
+                    f"The backbone {quote(self.backbone)} is a program, and is run only if you "
+                    f"name it with --backbone."
+                )
+            side = max(self.shape[:2]) if self.type == "uint8" else None
+            backbone = open_backbone(self.backbone, self.backbone_size, side)
+            if json.loads(json.dumps(backbone.key())) != self.backbone_key:
+                raise InputError(
+                    f"The backbone {self.backbone} is not the one that the model was trained with: "
+                    f"its weights or its preprocessing differ."
+                )
+            fingerprint = _fingerprint(samples)
+            inputs = extract_features(backbone, samples, fingerprint, default_cache())
+        return inputs if self.map is None else self.map(inputs)
+
+    @property
+    def does_something(self) -> bool:
+        """Whether samples are not simply the inputs."""
+        return self.backbone is not None or self.map is not None or bool(self.columns)
+
+    def save(self, folder: Path) -> None:
+        """Write it beside a run or a model."""
+        about = {
+            "type": self.type,
+            "shape": list(self.shape),
+            "columns": list(self.columns),
+            "backbone": self.backbone,
+            "backbone_size": self.backbone_size,
+            "backbone_key": self.backbone_key,
+            "transform": None if self.map is None else self.map.transform,
+        }
+        write_text(folder / ABOUT, json_text(about))
+        if self.map is not None:
+            save_file(self.map.arrays(), folder / NUMBERS)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Preprocessing | None":
+        """Return what `save` wrote, None if there is nothing."""
+        if not (folder / ABOUT).exists():
+            return None
+        try:
+            about = json.loads(read_text(folder / ABOUT))
+            transform = about["transform"]
+            if about["type"] not in RAW_TYPES:
+                raise ValueError(f"inputs of type {str(about['type'])[:80]!r} are unknown")
+            return cls(
+                type=about["type"],
+                shape=tuple(int(n) for n in about["shape"]),
+                columns=tuple(str(name) for name in about["columns"]),
+                backbone=None if about["backbone"] is None else str(about["backbone"]),
+                backbone_size=about["backbone_size"],
+                backbone_key=dict(about["backbone_key"]),
+                map=None
+                if transform is None
+                else FeatureMap.of(transform, load_file(folder / NUMBERS)),
+            )
+        except UNREADABLE as error:
+            raise InputError(
+                f"The preprocessing in {folder} cannot be read ({str(error)[:200]})."
+            ) from error
+
+
+def _fingerprint(samples: NDArray[Any]) -> str:
+    if samples.dtype.kind == "T":
+        content = "\0".join(samples.tolist()).encode(errors="replace")
+    else:
+        content = np.ascontiguousarray(samples).tobytes()
+    return hashlib.sha256(f"{samples.dtype} {samples.shape}".encode() + content).hexdigest()
