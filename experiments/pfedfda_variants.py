@@ -7,17 +7,14 @@ What they are worth is told in docs/search.md. `search.py` measures them as sett
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from pfedfda.errors import InputError
 from pfedfda.gaussian import (
     Betas,
     GaussianStatistics,
     estimate_statistics,
-    pack_symmetric,
     unpack_symmetric,
 )
-from pfedfda.methods import Client, Tensors, Update, add
+from pfedfda.methods import Client, Tensors, Update
 from pfedfda.methods.pfedfda import Features, PFedFDA
 
 
@@ -27,13 +24,13 @@ class PFedFDAVariants(PFedFDA):
 
     Parameters
     ----------
-    relative_ridge
-        Measure the ridge in units of the mean variance of the features that a covariance is
-        estimated from, so that it means the same for small features and for large ones.
     scatter
         What the global covariance holds: within (the mean of the clients' own covariances) or total
         (with the scatter of the clients' class means about the global ones: the covariance of all
         features about the global means).
+    relative_ridge
+        Measure the ridge in units of the mean variance of the features that a covariance is
+        estimated from, so that it means the same for small features and for large ones.
     features
         Which features of a round the estimates are made from: those that passed by in all epochs,
         in the first or in the last, or those of one more pass, before or after training.
@@ -69,23 +66,9 @@ class PFedFDAVariants(PFedFDA):
         self._load(client.model, message, shared, self._priors(client))
         return self._send_estimate(client, self._extract(client), shared, {})
 
-    def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
+    def _adds_squares(self, update: Update) -> bool:
         """Add the squares of the means for the total scatter."""
-        total = super().contribution(update, total)
-        if self.scatter == "total":
-            counts, means = (update.tensors[name].double() for name in ("counts", "means"))
-            add(total, {"squares": means.T @ (counts[:, None] * means)})
-        return total
-
-    def _pooled_covariance(self, total: Tensors) -> Tensor:
-        """Add the scatter between the clients' means."""
-        within = super()._pooled_covariance(total)
-        if self.scatter == "within":
-            return within
-        counts = total["counts"]
-        means = total["means"] / counts.clamp(min=1)[:, None]
-        between = (total["squares"] - means.T @ (counts[:, None] * means)) / counts.sum()
-        return within + pack_symmetric(between).float()
+        return self.scatter == "total"
 
     def _train_body(self, client: Client) -> tuple[Features, float]:
         """Train the body, and return the features that were asked for."""

@@ -228,7 +228,19 @@ class PFedFDA(Method):
         total = super().contribution(by_samples, total)
         counts, means = (update.tensors[name].double() for name in ("counts", "means"))
         add(total, {"means": counts[:, None] * means, "counts": counts})
+        if self._adds_squares(update):
+            add(total, {"squares": means.T @ (counts[:, None] * means)})
         return total
+
+    def _adds_squares(self, update: Update) -> bool:
+        """Tell whether the pooled covariance is that of all features about the global means.
+
+        It is where there is no body to train, as with a frozen backbone: the features of all
+        clients are then those of one network, and their covariance is exact. While bodies are
+        trained apart, their class means differ for that reason too, and the pooled covariance is
+        the mean of the clients' own.
+        """
+        return not part(update.tensors, "body")
 
     def fault(self, update: Update) -> str | None:
         """Refuse class counts that cannot be, and what is no covariance."""
@@ -263,8 +275,13 @@ class PFedFDA(Method):
         return torch.where(held, moved, stand_in)
 
     def _pooled_covariance(self, total: Tensors) -> Tensor:
-        """Return the mean of the clients' covariances."""
-        return (total["covariance"] / float(total[WEIGHT])).float()
+        """Return the mean of the clients' covariances, with the scatter between clients if any."""
+        covariance = total["covariance"] / float(total[WEIGHT])
+        if "squares" in total:
+            sums, counts = total["means"], total["counts"]
+            about_global = sums.T @ (sums / counts.clamp(min=1)[:, None])
+            covariance += pack_symmetric((total["squares"] - about_global) / counts.sum())
+        return covariance.float()
 
     def _moving(self, old: Tensor, new: Tensor) -> Tensor:
         return self.keep * old + (1 - self.keep) * new
