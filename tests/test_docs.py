@@ -127,6 +127,25 @@ def test_the_estimator_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("0.")
 
 
+def test_the_examples_with_own_data_and_models_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "own-data-and-models.md"
+    names: dict[str, object] = {"__name__": "page"}
+    for block in python_blocks(page):
+        first = block.splitlines()[0]
+        if first.endswith(".py"):  # is to be a file
+            Path(first.removeprefix("# ")).write_text(block)
+        else:
+            exec(block, names)
+    assert len([r for r in (tmp_path / "runs").iterdir() if (r / "summary.json").exists()]) == 3
+    with_backbone = next(c for c in page.read_text().splitlines() if "my_backbone.py:" in c)
+    words = with_backbone.removeprefix("pfedfda ").split()
+    assert main([*words, "--clients", "5", "--quiet"]) == 0
+    assert capsys.readouterr().out
+
+
 def test_the_table_of_presets_is_true() -> None:
     """Numbers in the table are the presets' defaults."""
     page = (ROOT / "docs" / "pfedfda.md").read_text()
@@ -168,7 +187,7 @@ def test_commands_in_the_pages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> 
             assert main(words) == 0, command
     assert len(configs) >= 5
     for config in configs:
-        if config.federation.source == "digits":
+        if config.federation.source == "digits" and config.federation.backbone is None:
             prepare(config.federation)
 
 

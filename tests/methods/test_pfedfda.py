@@ -11,8 +11,15 @@ from scipy.stats import multivariate_normal
 from pfedfda.data import FederationConfig
 from pfedfda.errors import InputError
 from pfedfda.experiment import run
-from pfedfda.gaussian import GaussianStatistics, adapt, pack_symmetric, unpack_symmetric
-from pfedfda.methods import Task, Tensors, Update, find_method, to_input
+from pfedfda.gaussian import (
+    GaussianStatistics,
+    adapt,
+    class_moments,
+    merge_moments,
+    pack_symmetric,
+    unpack_symmetric,
+)
+from pfedfda.methods import Client, Samples, Task, Tensors, Update, find_method, to_input
 from pfedfda.methods.pfedfda import PFedFDA
 from pfedfda.models import ModelConfig
 from tests.methods.features import LABELS, assert_estimated_from
@@ -371,3 +378,28 @@ def test_a_limit_on_gradients_holds_algorithm_1(clients: int, seed: int, tmp_pat
 def test_bad_hyper_parameters(fields: dict[str, float]) -> None:
     with pytest.raises(InputError):
         PFedFDA(**fields)  # type: ignore[arg-type]
+
+
+def test_without_a_body_one_round_gives_the_moments_of_all_features() -> None:
+    """The features of a frozen backbone are the inputs: sums over clients are exact."""
+    task = Task(ModelConfig("linear"), (6,), 3, 2, input_type="float32")
+    method = PFedFDA(ridge=0.25)
+    state = method.init(task)
+    labels = [[0, 0, 1, 2] * 5, [0, 1, 1, 1, 2] * 4]  # of one size, so that n - 1 is the same
+    features = [torch.randn(20, 6, generator=torch.Generator().manual_seed(s)) + s for s in (0, 1)]
+    updates = []
+    for i, (x, y) in enumerate(zip(features, labels, strict=True)):
+        samples = Samples(x, torch.tensor(y))
+        client = Client(i, 1, task, samples, {}, task.build_model(), torch.Generator())
+        updates.append(method.train(client, method.message(state, i)))
+    after = method.aggregate(state, updates)
+    merged = merge_moments(
+        [class_moments(x, torch.tensor(y), 3) for x, y in zip(features, labels, strict=True)]
+    )
+    own = sum(
+        class_moments(x, torch.tensor(y), 3).scatter for x, y in zip(features, labels, strict=True)
+    )
+    torch.testing.assert_close(after["means"].double(), merged.means, rtol=1e-5, atol=1e-6)
+    expected = own / 38 + (merged.scatter - own) / 40 + 0.25 * torch.eye(6).double()
+    covariance = unpack_symmetric(after["covariance"]).double()
+    torch.testing.assert_close(covariance, expected, rtol=1e-5, atol=1e-6)
