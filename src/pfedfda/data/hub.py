@@ -163,7 +163,7 @@ class HubDataset:
                 cells[name] += found if names is None else [names[k] for k in found]
         if not next(iter(cells.values())):
             raise InputError(f"The dataset {self.repository} has no split with labels.")
-        return columns.dataset(cells, f"the dataset {self.repository}", 1)
+        return columns.dataset(cells, f"the dataset {self.repository}")
 
     def _splits(self, scratch: str) -> dict[str, Any]:
         """Open the local copy or the Hub, and return the splits by name."""

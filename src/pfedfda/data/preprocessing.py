@@ -25,7 +25,10 @@ from pfedfda.models.factories import is_allowed
 ABOUT = "preprocessing.json"
 NUMBERS = "preprocessing.safetensors"
 RAW_TYPES = ("uint8", "float32", "int64", "text")
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
+    *(OverflowError, RecursionError, SafetensorError),
+)
 
 
 @dataclass(frozen=True)

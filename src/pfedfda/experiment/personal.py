@@ -211,7 +211,8 @@ def _samples(source: str, run: FinishedRun) -> tuple[NDArray[Any], NDArray[np.in
     """Return the client's inputs as the run's were made, and its labels in the run's numbering."""
     raw = run.preprocessing
     dataset = _open(source, run).load()
-    if dataset.groups is not None:
+    # A folder of clients is refused even with one client, whose folder is easily named instead.
+    if dataset.groups is not None and (len(dataset.group_names) > 1 or raw.type == "uint8"):
         raise InputError(
             f"{source} holds the samples of {len(dataset.group_names)} clients: name the folder or "
             f"file of one of them."
@@ -245,7 +246,7 @@ def _open(source: str, run: FinishedRun) -> Source:
         return open_source(source, height if height == width else None)
     if not source.lower().endswith(SUFFIXES):
         return open_source(source)
-    given = {n: getattr(run.federation, n) for n in TABLE_OPTIONS if n != "group_column"}
+    given = {name: getattr(run.federation, name) for name in TABLE_OPTIONS}
     options = {name: value for name, value in given.items() if value not in (None, False)}
     return open_source(source, options={**options, "expected": raw.columns})
 
