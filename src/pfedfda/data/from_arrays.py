@@ -49,7 +49,7 @@ def federation_from_arrays(
     >>> federation.clients
     5
     """
-    inputs = np.asarray(X)
+    inputs = _array(X, "X")
     if inputs.dtype.kind in "OT" and all(isinstance(text, str) for text in inputs.ravel()):
         inputs = inputs.astype(np.str_)
     if inputs.dtype.kind == "O":
@@ -58,7 +58,7 @@ def federation_from_arrays(
     if client is not None:
         arrays["client"] = _plain(client, "client")
     if class_names is not None:
-        arrays[CLASS_NAMES] = np.asarray(class_names, dtype=np.str_)
+        arrays[CLASS_NAMES] = _plain(class_names, "class_names").astype(np.str_)
     for name in ("y", "client"):
         if name in arrays and arrays[name].shape != inputs.shape[:1]:
             raise InputError(
@@ -88,9 +88,16 @@ def federation_from_arrays(
     return FederationConfig(source=str(path), **settings)
 
 
+def _array(values: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{name} is no array ({str(error).split('.')[0]}).") from error
+
+
 def _plain(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return labels or clients as an array of integers or strings."""
-    array = np.asarray(values)
+    array = _array(values, name)
     if array.dtype.kind in "OT":
         array = array.astype(np.str_)
     if array.dtype.kind == "b":
