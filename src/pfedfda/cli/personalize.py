@@ -9,7 +9,6 @@ import tyro
 from pfedfda.errors import printable
 from pfedfda.experiment.personal import personalize
 from pfedfda.methods.registry import load_method_file
-from pfedfda.models.factories import allow
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ class PersonalizeCommand:
         """Make the model, and print how good it is and where."""
         if self.method is not None:
             load_method_file(self.method)
-        for spec in filter(None, (self.model, self.backbone)):
-            allow(spec)
         result = personalize(
             self.run,
             self.source,
@@ -62,6 +59,8 @@ class PersonalizeCommand:
             output=self.output,
             seed=self.seed,
             device=self.device,
+            model=self.model,
+            backbone=self.backbone,
         )
         metrics = "".join(f", {name} {value:.3f}" for name, value in result.metrics.items())
         text = (

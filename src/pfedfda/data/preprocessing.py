@@ -20,7 +20,7 @@ from pfedfda.data.store import default_cache
 from pfedfda.errors import InputError, quote
 from pfedfda.files import LARGEST_SIDE, json_text, read_text, replacing, write_text
 from pfedfda.models.backbones import open_backbone
-from pfedfda.models.factories import is_allowed
+from pfedfda.models.factories import is_allowed, is_program
 
 ABOUT = "preprocessing.json"
 NUMBERS = "preprocessing.safetensors"
@@ -63,8 +63,7 @@ class Preprocessing:
         """Return inputs of the network, for samples of the type and shape above."""
         inputs = samples
         if self.backbone is not None:
-            own = ":" in self.backbone and not self.backbone.startswith("transformers:")
-            if own and not is_allowed(self.backbone):
+            if is_program(self.backbone) and not is_allowed(self.backbone):
                 raise InputError(
                     f"The backbone {quote(self.backbone)} is a program, and is run only if you "
                     f"name it with --backbone."

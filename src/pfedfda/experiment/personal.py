@@ -1,6 +1,7 @@
 """New clients: a personal model for samples that were never part of the training."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pfedfda.machine import one_thread, resolve_device
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
+from pfedfda.models.factories import allow_given
 from pfedfda.runs import make_folder
 from pfedfda.runs.checkpoint import read_checkpoint
 from pfedfda.runs.config import OutputConfig, read_config
@@ -78,6 +80,8 @@ def personalize(
     output: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
+    model: str | Callable[..., Any] | None = None,
+    backbone: str | Callable[..., Any] | None = None,
 ) -> PersonalModel:
     """Make a personal model for a client that was not there when the federation was trained.
 
@@ -99,7 +103,10 @@ def personalize(
         Determines which images are held out.
     device
         Where the network runs.
+    model, backbone
+        The run's model or backbone, if it is a function of your own: settings alone run none.
     """
+    allow_given(model, backbone)
     if not 0 <= test_share < 1:
         raise InputError(f"test-share is {test_share}; it must lie in [0, 1).")
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
