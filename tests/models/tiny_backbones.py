@@ -55,3 +55,7 @@ def no_module() -> int:
 
 def broken() -> nn.Module:
     raise RuntimeError("no weights here")
+
+
+def flattened() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
