@@ -182,3 +182,43 @@ def test_image_size_is_checked() -> None:
 def test_wrong_number_of_channels() -> None:
     with pytest.raises(InputError, match="1 or 3 channels"):
         Dataset(np.zeros((1, 8, 8, 2), dtype=np.uint8), np.zeros(1, dtype=np.int64), ("a",))
+
+
+def test_unreadable_images_of_a_folder_are_left_out_and_counted(tmp_path: Path) -> None:
+    for number in range(4):
+        write_image(tmp_path / "ab"[number % 2] / f"{number}.png", number)
+    before = open_source(str(tmp_path)).load()
+    (tmp_path / "a" / "1.png").write_bytes(b"no image")
+    (tmp_path / "b" / "empty.png").touch()
+    write_image(tmp_path / "c" / "cut.png")
+    (tmp_path / "c" / "cut.png").write_bytes((tmp_path / "c" / "cut.png").read_bytes()[:-30])
+    with pytest.raises(InputError, match=r"1\.png cannot be decoded"):
+        open_source(str(tmp_path)).load()
+    skipping = open_source(str(tmp_path), options={"skip_unreadable": True})
+    assert skipping.key() != open_source(str(tmp_path)).key()
+    loaded = skipping.load()
+    assert loaded.left_out == 3
+    np.testing.assert_array_equal(loaded.inputs, before.inputs)
+    np.testing.assert_array_equal(loaded.labels, before.labels)
+    assert loaded.class_names == ("a", "b")  # nothing of c can be read
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(InputError, match="None of the images can be decoded"):
+        skipping.load()
+
+
+def test_folders_that_look_like_splits_need_a_decision(tmp_path: Path) -> None:
+    for split in ("Train", "val"):
+        for name in ("cat", "dog"):
+            write_image(tmp_path / split / name / f"{split}.png", len(split))
+    with pytest.raises(InputError, match=r"Train and val .* --splits merge.* --splits clients"):
+        open_source(str(tmp_path)).load()
+    merged = open_source(str(tmp_path), options={"splits": "merge"})
+    assert merged.load().groups is None
+    assert merged.load().labels.tolist() == [0, 1, 0, 1]
+    clients = open_source(str(tmp_path), options={"splits": "clients"})
+    assert clients.load().group_names == ("Train", "val")
+    assert merged.key() != clients.key()
+    # One folder of that name alone, or among others, is a client like any other.
+    (tmp_path / "val").rename(tmp_path / "anna")
+    assert open_source(str(tmp_path)).load().group_names == ("Train", "anna")

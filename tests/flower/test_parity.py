@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfd
 from pfedfda.flower.app_settings import read_run_config
 from pfedfda.flower.client_app import app
 from pfedfda.flower.server_app import serve
+from tests.data import wine
 from tests.flower.grids import FakeGrid
 
 SETTINGS: dict[str, Any] = {
@@ -47,10 +49,11 @@ def on_flower(tmp_path: Path, method: str, **settings: Any) -> pfedfda.RunResult
     return serve(FakeGrid(app, nodes), read_run_config(run_config), Observer(), poll=0.01)
 
 
-@pytest.mark.parametrize("method", sorted(pfedfda.all_methods()))
-def test_final_tensors_and_accuracies_are_those_of_a_local_run(method: str, tmp_path: Path) -> None:
-    local = pfedfda.run(method, output=tmp_path, name="local", workers=0, quiet=True, **SETTINGS)
-    flower = on_flower(tmp_path, method)
+def check_parity(method: str, tmp_path: Path, **settings: Any) -> None:
+    """Run a method on one machine and on Flower, and compare everything."""
+    settings = SETTINGS | settings
+    local = pfedfda.run(method, output=tmp_path, name="local", workers=0, quiet=True, **settings)
+    flower = on_flower(tmp_path, method, **settings)
 
     expected = load_finished(local.folder).state
     found = load_finished(flower.folder).state
@@ -62,3 +65,37 @@ def test_final_tensors_and_accuracies_are_those_of_a_local_run(method: str, tmp_
         assert {n: after[n] for n in same} == {n: before[n] for n in same}
     table = (flower.folder / "clients.csv").read_text()
     assert table == (local.folder / "clients.csv").read_text()
+
+
+@pytest.mark.parametrize("method", sorted(pfedfda.all_methods()))
+def test_final_tensors_and_accuracies_are_those_of_a_local_run(method: str, tmp_path: Path) -> None:
+    check_parity(method, tmp_path)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "numbers": {"model": "mlp"},
+    "own module": {"model": "tests.models.normed:Normed"},
+    "features": {"backbone": "tests.models.tiny_backbones:images", "feature_dims": 8},
+}
+
+
+METHODS = sorted(name for name, method in pfedfda.all_methods().items() if not method.is_preset)
+# Every method with the hardest, and what methods do differently with the others.
+PAIRS = [(name, "own module") for name in METHODS]
+PAIRS += [(name, kind) for name in ("pfedfda", "fedpac") for kind in ("numbers", "features")]
+
+
+@pytest.mark.parametrize(("method", "kind"), PAIRS)
+def test_other_inputs_and_models_too(method: str, kind: str, tmp_path: Path) -> None:
+    if kind == "numbers":
+        source = wine.write_csv(tmp_path / "wines.csv", wine.columns())
+    else:
+        images = np.random.default_rng(0).integers(0, 256, (90, 10, 10), dtype=np.uint8)
+        source = tmp_path / "images.npz"
+        np.savez(source, images=images, labels=np.arange(90) % 3)
+    more = {"source": str(source), "partition": "iid", "train_fraction": 1.0, "rounds": 2}
+    check_parity(method, tmp_path, **KINDS[kind], **more)
+    if kind != "own module":
+        (kept,) = tmp_path.glob("sites/2/*/model/preprocessing.json")
+        local = (tmp_path / "local" / "preprocessing.json").read_text()
+        assert kept.read_text() == local  # a site's model says what it takes

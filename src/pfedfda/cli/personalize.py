@@ -22,7 +22,8 @@ class PersonalizeCommand:
     run
         The folder of a finished run.
     source
-        The client's labelled images: a folder of class/image.png, or an .npz file.
+        The client's labelled samples, of the kind that the run was trained on: a folder of
+        class/image.png, an .npz file or a table.
     test_share
         The share of the images that is held out to measure the accuracy; 0 uses all for fitting.
     output
@@ -33,6 +34,8 @@ class PersonalizeCommand:
         Where the network runs: cpu, cuda, mps.
     method
         The Python file of the run's method, if it came from one.
+    model, backbone
+        The run's model or backbone, if it is a function of your own: file.py:name.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
@@ -42,6 +45,8 @@ class PersonalizeCommand:
     seed: int = 0
     device: str = "cpu"
     method: Path | None = None
+    model: str | None = None
+    backbone: str | None = None
 
     def execute(self) -> int:
         """Make the model, and print how good it is and where."""
@@ -54,6 +59,8 @@ class PersonalizeCommand:
             output=self.output,
             seed=self.seed,
             device=self.device,
+            model=self.model,
+            backbone=self.backbone,
         )
         metrics = "".join(f", {name} {value:.3f}" for name, value in result.metrics.items())
         text = (

@@ -72,6 +72,7 @@ class ArrayFile:
     def load(self, progress: Progress | None = None) -> Dataset:
         """Read the arrays."""
         arrays = self._read_npz() if self.path.suffix == ".npz" else self._read_npy()
+        arrays |= {n: _decoded(a, n, self.path) for n, a in arrays.items() if a.dtype.kind == "S"}
         inputs, labels = self._inputs_and_labels(arrays)
         labels, class_names = self._numbered(labels, arrays.get(CLASS_NAMES))
         groups: NDArray[np.int64] | None = None
@@ -225,6 +226,14 @@ def _as_inputs(inputs: NDArray[Any], path: Path) -> NDArray[Any]:
     raise InputError(
         f"The inputs in {path} are {inputs.dtype}; expected uint8 images, numbers or texts."
     )
+
+
+def _decoded(values: NDArray[Any], name: str, path: Path) -> NDArray[Any]:
+    """Return bytes as text."""
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"The array {name!r} in {path} is not text in UTF-8 ({error}).") from error
 
 
 def _integers(values: NDArray[Any], name: str, path: Path) -> NDArray[np.int64]:

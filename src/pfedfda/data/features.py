@@ -7,6 +7,7 @@ federation then does with them (a power transform, fewer dimensions, a common sc
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from pfedfda.data.store import is_intact, store
 from pfedfda.errors import InputError
-from pfedfda.files import make_folders
+from pfedfda.files import flush, make_folders
 from pfedfda.models.backbones import Backbone
 
 PART = 256  # inputs that are computed and kept at a time
@@ -56,18 +57,17 @@ def extract_features(
     key = {"version": 1, "inputs": fingerprint, "backbone": backbone.key()}
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     target = cache / "features" / name
-    if not is_intact(target):
-        parts = target.with_name(f"{name}.parts")
+    parts = target.with_name(f"{name}.parts")
+    while not is_intact(target):
         _extract_parts(backbone, inputs, parts, progress, device or torch.device("cpu"))
         starts = range(0, len(inputs), PART)
-        store(
-            target,
-            lambda folder: np.save(
-                folder / "features.npy",
-                np.concatenate([np.load(_part(parts, s), allow_pickle=False) for s in starts]),
-            ),
-        )
-        shutil.rmtree(parts, ignore_errors=True)
+        try:
+            features = [np.load(_part(parts, start), allow_pickle=False) for start in starts]
+        except FileNotFoundError:  # another process was faster, and has removed them
+            continue
+        whole = np.concatenate(features)
+        store(target, lambda folder, whole=whole: np.save(folder / "features.npy", whole))  # type: ignore[misc]
+    shutil.rmtree(parts, ignore_errors=True)
     return np.asarray(np.load(target / "features.npy", mmap_mode="r", allow_pickle=False))
 
 
@@ -83,7 +83,6 @@ def _extract_parts(
     device: torch.device,
 ) -> None:
     """Compute every part that is not there yet."""
-    make_folders(folder)
     backbone.module.to(device)
     starts = list(range(0, len(inputs), PART))
     missing = [start for start in starts if not _part(folder, start).exists()]
@@ -94,9 +93,11 @@ def _extract_parts(
         size = backbone.batch_size
         batches = [inputs[i : min(i + size, stop)] for i in range(start, stop, size)]
         features = np.concatenate([backbone.features(batch, device) for batch in batches])
-        new = _part(folder, start).with_suffix(".new")
+        make_folders(folder)
+        new = _part(folder, start).with_suffix(f".{os.getpid()}.new")
         with new.open("wb") as file:
             np.save(file, features)
+        flush(new)
         new.replace(_part(folder, start))
         return stop - start
 
@@ -157,9 +158,11 @@ class FeatureMap:
         if transform not in get_args(Transform):
             raise ValueError(f"unknown transform {transform[:80]!r}")
         mean, scale, directions = arrays["mean"], arrays["scale"], arrays.get("directions")
-        dims = len(mean) if directions is None else directions.shape[1]
-        fits = mean.ndim == 1 and scale.shape in ((1,), (dims,)) and (scale > 0).all()
-        if not fits or (directions is not None and len(directions) != len(mean)):
+        given = [array for array in (mean, scale, directions) if array is not None]
+        plain = all(a.dtype == np.float64 and np.isfinite(a).all() for a in given)
+        dims = mean.shape if directions is None else directions.shape[1:]
+        fits = mean.ndim == len(dims) == 1 and scale.shape in ((1,), dims) and (scale > 0).all()
+        if not plain or not fits or (directions is not None and len(directions) != len(mean)):
             raise ValueError("the numbers of the feature map do not fit together")
         return cls(cast("Transform", transform), mean, directions, scale)
 
@@ -208,7 +211,12 @@ def fit_feature_map(
         products += own.T @ own
     mean = total / count
     covariance = products / count - np.outer(mean, mean)
-    variance = max(float(np.trace(covariance)), np.finfo(np.float64).tiny)
+    variance = float(np.trace(covariance))
+    if variance <= count * np.finfo(np.float64).eps * float(mean @ mean):  # rounding, and no more
+        raise InputError(
+            "The backbone gives the same features for all training samples: there is nothing to "
+            "tell apart; are the inputs what it expects?"
+        )
     if dims is None:
         return FeatureMap(transform, mean, None, np.sqrt([variance / dimension]))
     values, vectors = np.linalg.eigh(covariance)
@@ -216,7 +224,7 @@ def fit_feature_map(
     # A direction and its opposite are the same: the largest entry is made positive.
     largest = directions[np.abs(directions).argmax(axis=0), np.arange(dims)]
     directions = directions * np.where(largest < 0, -1.0, 1.0)
-    kept = max(float(values[::-1][:dims].sum()), np.finfo(np.float64).tiny)
+    kept = float(values[::-1][:dims].sum())
     return FeatureMap(transform, mean, directions, np.sqrt([kept / dims]), kept / variance)
 
 
@@ -239,6 +247,6 @@ def standardization(inputs: NDArray[np.float32], train: list[slice]) -> FeatureM
     mean = total / count
     squares = sum(np.square(inputs[part] - mean).sum(axis=0) for part in train)
     deviation = np.sqrt(squares / count)
-    # Rounding leaves a little of a number that never changes.
-    constant = deviation <= 1e-6 * np.maximum(np.abs(mean), np.finfo(np.float32).tiny)
+    # Rounding of the sum leaves a little of a number that never changes.
+    constant = deviation <= count * np.finfo(np.float64).eps * np.abs(mean)
     return FeatureMap("none", mean, None, np.where(constant, 1.0, deviation))

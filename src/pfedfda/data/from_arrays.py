@@ -49,7 +49,7 @@ def federation_from_arrays(
     >>> federation.clients
     5
     """
-    inputs = np.asarray(X)
+    inputs = _array(X, "X")
     if inputs.dtype.kind in "OT" and all(isinstance(text, str) for text in inputs.ravel()):
         inputs = inputs.astype(np.str_)
     if inputs.dtype.kind == "O":
@@ -58,20 +58,22 @@ def federation_from_arrays(
     if client is not None:
         arrays["client"] = _plain(client, "client")
     if class_names is not None:
-        arrays[CLASS_NAMES] = np.asarray(class_names, dtype=np.str_)
+        arrays[CLASS_NAMES] = _plain(class_names, "class_names").astype(np.str_)
     for name in ("y", "client"):
         if name in arrays and arrays[name].shape != inputs.shape[:1]:
             raise InputError(
                 f"X has shape {inputs.shape} and {name} {arrays[name].shape}: expected one entry "
                 f"of {name} per input."
             )
+    is_text = inputs.dtype.kind == "U"
+    if is_text:
+        _check_texts(arrays)
     digest = hashlib.sha256()
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         digest.update(np.ascontiguousarray(array).data)
     folder = default_cache() / "arrays"
     make_folders(folder)
-    is_text = inputs.dtype.kind == "U"
     path = folder / f"{digest.hexdigest()[:24]}{'.csv' if is_text else '.npz'}"
     if not path.exists():
         new = path.with_suffix(".new")
@@ -86,9 +88,16 @@ def federation_from_arrays(
     return FederationConfig(source=str(path), **settings)
 
 
+def _array(values: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise InputError(f"{name} is no array ({str(error).split('.')[0]}).") from error
+
+
 def _plain(values: ArrayLike, name: str) -> NDArray[Any]:
     """Return labels or clients as an array of integers or strings."""
-    array = np.asarray(values)
+    array = _array(values, name)
     if array.dtype.kind in "OT":
         array = array.astype(np.str_)
     if array.dtype.kind == "b":
@@ -98,13 +107,31 @@ def _plain(values: ArrayLike, name: str) -> NDArray[Any]:
     return array
 
 
+def _check_texts(arrays: dict[str, NDArray[Any]]) -> None:
+    """Refuse what a table would hold otherwise than it is meant."""
+    if arrays["X"].ndim != 1:
+        raise InputError(f"X has texts of shape {arrays['X'].shape}: expected one text per sample.")
+    labels = arrays["y"]
+    if CLASS_NAMES not in arrays:
+        return
+    if labels.dtype.kind == "U":
+        raise InputError("y holds names already: drop class_names, or give y as integers.")
+    classes = len(arrays[CLASS_NAMES])
+    if labels.min(initial=0) < 0 or labels.max(initial=0) >= classes:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise InputError(
+            f"Label {wrong} is out of range: with {classes} classes labels go from 0 to "
+            f"{classes - 1}."
+        )
+
+
 def _write_texts(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Write texts as a table: as an array, each would take the room of the longest."""
     columns = {name: array.tolist() for name, array in arrays.items() if name != CLASS_NAMES}
     if CLASS_NAMES in arrays:
         names = arrays[CLASS_NAMES].tolist()
         columns["y"] = [names[label] for label in columns["y"]]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))

@@ -129,9 +129,9 @@ class HubDataset:
             unreadable: list[int] | None = [] if self.skip_unreadable else None
             images = decode_all(encoded, self.image_size, progress, self.colour, unreadable)
         kept = np.setdiff1d(np.arange(len(labels)), unreadable or [])
-        numbers, class_names = _number(labels, class_names)
         left_out = len(labels) - len(kept)
-        dataset = Dataset(images, numbers[kept], class_names, left_out=left_out)
+        numbers, class_names = _number([labels[row] for row in kept], class_names)
+        dataset = Dataset(images, numbers, class_names, left_out=left_out)
         if groups:
             ids, names = _number([groups[row] for row in kept], ())
             dataset = replace(dataset, groups=ids, group_names=names)
@@ -149,9 +149,10 @@ class HubDataset:
         kinds = {name: getattr(feature, "dtype", "") for name, feature in features.items()}
         classes = {n: f.names for n, f in features.items() if type(f).__name__ == "ClassLabel"}
         label, text = self.label_column or next(iter(classes), None), self.text_column
-        strings = [n for n, k in kinds.items() if k in ("string", "large_string") and n != label]
-        if text is None and len(strings) == 1 and not self.one_hot:
-            text = strings[0]
+        dropped = {name.strip() for name in (self.drop_columns or "").split(",")}
+        inputs = [n for n in kinds if n not in (label, self.group_column, *dropped)]
+        if len(inputs) == 1 and kinds[inputs[0]] in ("string", "large_string"):
+            text = text or (None if self.one_hot else inputs[0])
         columns = Columns(label, self.group_column, text, self.one_hot, self.drop_columns)
         cells: dict[str, list[Any]] = {name: [] for name in features}
         for table in splits.values():
@@ -163,7 +164,7 @@ class HubDataset:
                 cells[name] += found if names is None else [names[k] for k in found]
         if not next(iter(cells.values())):
             raise InputError(f"The dataset {self.repository} has no split with labels.")
-        return columns.dataset(cells, f"the dataset {self.repository}", 1)
+        return columns.dataset(cells, f"the dataset {self.repository}")
 
     def _splits(self, scratch: str) -> dict[str, Any]:
         """Open the local copy or the Hub, and return the splits by name."""
@@ -236,6 +237,8 @@ class HubDataset:
                     f"outside its folder."
                 )
             return entry["path"], path
+        if self.skip_unreadable:
+            return name, b""  # will be counted with those that cannot be decoded
         raise InputError(f"Image {name} of the dataset {self.repository} is empty.")
 
     def _unreachable(self) -> InputError:

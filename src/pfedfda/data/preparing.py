@@ -195,9 +195,9 @@ def _prepare_inputs(
         return None if progress is None else lambda done, total: progress(step, done, total)
 
     dataset = source.load(report("reading samples"))
+    _refuse_shift(config, dataset)
     names, parts, attributes = deal(config, dataset, report("drawing a partition"))
     order, train_sizes, test_sizes = split(config, parts)
-    _refuse_shift(config, dataset)
     shifts = assign_shift(config.shift, config.shift_table, len(parts))
     if shifts:
         attributes["corruption"] = [

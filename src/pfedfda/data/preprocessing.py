@@ -18,14 +18,17 @@ from safetensors.numpy import load_file, save_file
 from pfedfda.data.features import FeatureMap, extract_features
 from pfedfda.data.store import default_cache
 from pfedfda.errors import InputError, quote
-from pfedfda.files import json_text, read_text, write_text
+from pfedfda.files import LARGEST_SIDE, json_text, read_text, replacing, write_text
 from pfedfda.models.backbones import open_backbone
-from pfedfda.models.factories import is_allowed
+from pfedfda.models.factories import is_allowed, is_program
 
 ABOUT = "preprocessing.json"
 NUMBERS = "preprocessing.safetensors"
 RAW_TYPES = ("uint8", "float32", "int64", "text")
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
+    *(OverflowError, RecursionError, SafetensorError),
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,7 @@ class Preprocessing:
         """Return inputs of the network, for samples of the type and shape above."""
         inputs = samples
         if self.backbone is not None:
-            own = ":" in self.backbone and not self.backbone.startswith("transformers:")
-            if own and not is_allowed(self.backbone):
+            if is_program(self.backbone) and not is_allowed(self.backbone):
                 raise InputError(
                     f"The backbone {quote(self.backbone)} is a program, and is run only if you "
                     f"name it with --backbone."
@@ -95,7 +97,8 @@ class Preprocessing:
         }
         write_text(folder / ABOUT, json_text(about))
         if self.map is not None:
-            save_file(self.map.arrays(), folder / NUMBERS)
+            with replacing(folder / NUMBERS) as new:
+                save_file(self.map.arrays(), new)
 
     @classmethod
     def read(cls, folder: Path) -> "Preprocessing | None":
@@ -107,12 +110,15 @@ class Preprocessing:
             transform = about["transform"]
             if about["type"] not in RAW_TYPES:
                 raise ValueError(f"inputs of type {str(about['type'])[:80]!r} are unknown")
+            size = about["backbone_size"]
+            if size is not None and (type(size) is not int or not 8 <= size <= LARGEST_SIDE):
+                raise ValueError(f"the size of images for the backbone is {str(size)[:80]!r}")
             return cls(
                 type=about["type"],
                 shape=tuple(int(n) for n in about["shape"]),
                 columns=tuple(str(name) for name in about["columns"]),
                 backbone=None if about["backbone"] is None else str(about["backbone"]),
-                backbone_size=about["backbone_size"],
+                backbone_size=size,
                 backbone_key=dict(about["backbone_key"]),
                 map=None
                 if transform is None

@@ -3,10 +3,12 @@
 import csv
 import gzip
 import io
+import zlib
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from pfedfda.errors import InputError, nearest, quote
 LABEL_NAMES = ("label", "labels", "y", "target", "class")
 GROUP_NAMES = ("client", "clients")
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+HARMLESS_TEXT = 2**26  # unpacked, of a small file: as cells it takes ten times as much
 MOST_CATEGORIES = 1000
 LONGEST_CELL = 2**24
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
@@ -42,7 +45,7 @@ class Columns:
         Columns that are not inputs, separated by commas.
     expected
         The names of the features that there must be, in their order: those of the table that a
-        model was trained on.
+        model was trained on. Its clients, and what was left out of it, need not be there again.
     """
 
     label_column: str | None = None
@@ -50,9 +53,11 @@ class Columns:
     text_column: str | None = None
     one_hot: bool = False
     drop_columns: str | None = None
-    expected: tuple[str, ...] = ()
+    expected: tuple[str, ...] | None = None
 
-    def dataset(self, table: Mapping[str, Sequence[Any]], place: str, first_line: int) -> Dataset:
+    def dataset(
+        self, table: Mapping[str, Sequence[Any]], place: str, lines: Sequence[int] | None = None
+    ) -> Dataset:
         """Return the samples of a table.
 
         Parameters
@@ -61,10 +66,10 @@ class Columns:
             The cells of every column: text, numbers, or None for nothing.
         place
             What to call the table in messages.
-        first_line
-            The number of the line of the first row in messages.
+        lines
+            The number of the line of every row in a file of text; without it, rows are counted.
         """
-        about = _Place(place, first_line)
+        about = _Place(place, lines)
         label = self._found(table, about, self.label_column, LABEL_NAMES, "label-column")
         if label is None:
             raise InputError(
@@ -102,6 +107,8 @@ class Columns:
             lower = {name.lower(): name for name in table}
             return next((lower[name] for name in usual if name in lower), None)
         if given not in table:
+            if self.expected is not None and option in ("group-column", "drop-columns"):
+                return None
             raise InputError(
                 f"{about.start} has no column {quote(given)} (--{option}); it has "
                 f"{quote(', '.join(table))}.{nearest(given, list(table))}"
@@ -116,19 +123,28 @@ class Columns:
             raise InputError(f"{about.start} has no column besides labels and clients.")
         made: dict[str, NDArray[np.float32]] = {}
         for name, cells in features.items():
-            numbers = _as_numbers(cells, about, name)
+            # A newcomer's words may all look like numbers.
+            words = [n for n in self.expected or () if n.startswith(f"{name}=")]
+            were_words = bool(words) and name not in (self.expected or ())
+            numbers = None if were_words else _as_numbers(cells, about, name)
             if numbers is not None:
-                made[name] = numbers
+                new = {name: numbers}
             elif self.one_hot:
-                made |= _one_hot(cells, about, name, self.expected)
+                new = _one_hot(cells, about, name, words)
             else:
-                row = next(r for r, cell in enumerate(cells) if not _is_number(cell))
+                row = next(r for r, c in enumerate(cells) if not (_is_number(c) or _is_missing(c)))
                 raise InputError(
                     f"The column {quote(name)} of {about.name} holds words, e.g. "
                     f"{quote(str(cells[row]))} in {about.line(row)}: turn them into numbers with "
                     f"--one-hot, leave the column out with --drop-columns, or make it the input "
                     f"with --text-column."
                 )
+            if twice := made.keys() & new.keys():
+                raise InputError(
+                    f"{about.start} has two columns called {quote(min(twice))} after --one-hot: "
+                    f"rename one of them."
+                )
+            made |= new
         if self.expected:
             missing = [name for name in self.expected if name not in made]
             extra = [name for name in made if name not in self.expected]
@@ -169,10 +185,11 @@ class TableFile:
     def load(self, progress: Progress | None = None) -> Dataset:
         """Read the table and turn its columns into inputs, labels and clients."""
         parquet = self.path.suffix.lower() == ".parquet"
-        table = self._read_parquet() if parquet else self._read_csv()
-        return self.columns.dataset(table, f"the table {self.path}", 1 if parquet else 2)
+        table, lines = (self._read_parquet(), None) if parquet else self._read_csv()
+        return self.columns.dataset(table, f"the table {self.path}", lines)
 
-    def _read_csv(self) -> dict[str, Sequence[Any]]:
+    def _read_csv(self) -> tuple[dict[str, Sequence[Any]], Sequence[int]]:
+        """Return the columns, and the number of the line of every row."""
         try:
             text = self._content().decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -184,7 +201,7 @@ class TableFile:
         try:
             names = next(lines, [])
             self._check_names(names)
-            rows = []
+            rows, numbers = [], array("q")
             for row in lines:
                 if not row:
                     continue  # an empty line
@@ -194,13 +211,14 @@ class TableFile:
                         f"first line names {len(names)} columns."
                     )
                 rows.append(row)
+                numbers.append(lines.line_num)
         except csv.Error as error:
             raise InputError(
                 f"Line {lines.line_num} of the table {self.path} cannot be read ({error})."
             ) from error
         if not rows:
             raise InputError(f"The table {self.path} has no rows.")
-        return dict(zip(names, zip(*rows, strict=True), strict=True))
+        return dict(zip(names, zip(*rows, strict=True), strict=True)), numbers
 
     def _check_names(self, names: list[str]) -> None:
         if not names:
@@ -219,11 +237,11 @@ class TableFile:
         if self.path.suffix.lower() != ".gz":
             return self.path.read_bytes()
         packed = self.path.stat().st_size
-        most = max(HARMLESS_BYTES, MOST_COMPRESSION * packed)
+        most = max(HARMLESS_TEXT, MOST_COMPRESSION * packed)
         try:
             with gzip.open(self.path) as file:
                 content = file.read(most + 1)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"The table {self.path} cannot be unpacked ({error}).") from error
         if len(content) > most:
             raise InputError(
@@ -241,14 +259,35 @@ class TableFile:
                 "Parquet files need the package pyarrow: pip install 'pfedfda[hub]'."
             ) from None
         try:
-            table = pyarrow.parquet.read_table(self.path)
+            with pyarrow.parquet.ParquetFile(self.path) as file:
+                names = list(file.schema_arrow.names)
+                self._check_names(names)
+                table: dict[str, list[Any]] = {name: [] for name in names}
+                self._refuse_giant(8 * file.metadata.num_rows * len(names))
+                size = 0
+                for batch in file.iter_batches(batch_size=1024):
+                    for name, column in zip(names, batch.columns, strict=True):
+                        packed = pyarrow.types.is_dictionary(column.type)
+                        cells = column.dictionary_decode() if packed else column
+                        size += 8 * len(cells) + cells.nbytes
+                        self._refuse_giant(size)
+                        table[name] += cells.to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"The table {self.path} cannot be read ({reason}).") from error
-        self._check_names(list(table.column_names))
-        if not table.num_rows:
+        if not any(table.values()):
             raise InputError(f"The table {self.path} has no rows.")
-        return cast("dict[str, Sequence[Any]]", table.to_pydict())
+        return dict(table)
+
+    def _refuse_giant(self, size: int) -> None:
+        """Refuse a small Parquet file that takes very much memory."""
+        packed = self.path.stat().st_size
+        most = max(HARMLESS_BYTES, MOST_COMPRESSION * packed)
+        if size > most:
+            raise InputError(
+                f"The table {self.path} has {packed:,} bytes and would take more than {most:,} in "
+                f"memory: write it as an .npz file with numpy.savez."
+            )
 
 
 @dataclass(frozen=True)
@@ -256,14 +295,14 @@ class _Place:
     """Where a cell is, for messages."""
 
     name: str
-    first_line: int
+    lines: Sequence[int] | None
 
     @property
     def start(self) -> str:
         return self.name[:1].upper() + self.name[1:]
 
     def line(self, row: int) -> str:
-        return f"{'line' if self.first_line == 2 else 'row'} {row + self.first_line}"
+        return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
 
 
 def _is_missing(cell: Any) -> bool:
@@ -278,17 +317,22 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def _refuse_missing(cells: Iterable[Any], about: _Place, column: str) -> None:
+def _refuse_missing(
+    cells: Iterable[Any], about: _Place, column: str, allowed: tuple[str, ...] = ()
+) -> None:
     for row, cell in enumerate(cells):
-        if _is_missing(cell):
+        blank = cell is None or not str(cell).strip()
+        if blank or (_is_missing(cell) and str(cell).strip().lower() not in allowed):
             raise InputError(
-                f"The column {quote(column)} of {about.name} has no value in {about.line(row)}: "
-                f"fill it in or remove the line."
+                f"The column {quote(column)} of {about.name} has no value in {about.line(row)}"
+                f"{'' if blank else f', only {quote(str(cell))}'}: fill it in or remove the line."
             )
 
 
 def _as_numbers(cells: Sequence[Any], about: _Place, column: str) -> NDArray[np.float32] | None:
     """Return a column as numbers, or None if it has words."""
+    if all(_is_missing(cell) for cell in cells):
+        _refuse_missing(cells, about, column)
     if not any(_is_number(cell) and not _is_missing(cell) for cell in cells):
         return None
     try:
@@ -312,7 +356,7 @@ def _as_numbers(cells: Sequence[Any], about: _Place, column: str) -> NDArray[np.
 
 
 def _one_hot(
-    cells: Sequence[Any], about: _Place, column: str, expected: tuple[str, ...]
+    cells: Sequence[Any], about: _Place, column: str, expected: list[str]
 ) -> dict[str, NDArray[np.float32]]:
     """Return a column of 0 and 1 for each word of a column."""
     _refuse_missing(cells, about, column)
@@ -324,7 +368,7 @@ def _one_hot(
         )
     ones = np.eye(len(words), dtype=np.float32)[numbers]
     made = {f"{column}={word}": ones[:, k] for k, word in enumerate(words)}
-    absent = [n for n in expected if n.startswith(f"{column}=") and n not in made]
+    absent = [name for name in expected if name not in made]
     return made | {name: np.zeros(len(cells), dtype=np.float32) for name in absent}
 
 
@@ -342,7 +386,8 @@ def _numbered(
     cells: Sequence[Any], about: _Place, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return values as integers from 0 and their names, whole numbers in their own order."""
-    _refuse_missing(cells, about, column)
+    # A class may well be called none.
+    _refuse_missing(cells, about, column, allowed=("none",))
     values = [str(cell).strip() for cell in cells]
     unique = sorted(set(values))
     if all(value.removeprefix("-").isdecimal() for value in unique):

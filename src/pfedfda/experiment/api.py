@@ -1,6 +1,6 @@
 """Running and comparing methods: what the command line and the Python interface share."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -15,6 +15,7 @@ from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
 from pfedfda.machine import one_thread
 from pfedfda.methods import Method, Task, expand_names, find_method
+from pfedfda.models.factories import allow_given, is_program
 from pfedfda.models.weights import load_weights
 from pfedfda.runs import (
     EngineConfig,
@@ -103,7 +104,13 @@ def compare(
         return compare_config(config, observer)
 
 
-def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) -> RunResult:
+def resume(
+    folder: Path | str,
+    workers: int | None = None,
+    quiet: bool = False,
+    model: str | Callable[..., Any] | None = None,
+    backbone: str | Callable[..., Any] | None = None,
+) -> RunResult:
     """Go on with a run that was stopped, from its last checkpoint to its end.
 
     Parameters
@@ -114,7 +121,10 @@ def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) 
         Worker processes, as for `run`; the result does not depend on it.
     quiet
         Print nothing.
+    model, backbone
+        The run's model or backbone, if it is a function of your own: settings alone run none.
     """
+    allow_given(model, backbone)
     folder = Path(folder)
     config = read_config(folder / "config.toml")
     config = replace(config, engine=replace(config.engine, workers=workers))
@@ -240,14 +250,16 @@ def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator
     except DivergedRunError:
         raise
     except RunStoppedError as error:
-        # Settings must not run a program by themselves, so the user names a method's file again.
+        # Settings must not run a program by themselves, so the user names each one again.
         methods = ""
         if any(name.endswith(".py") for name in config.methods):
             methods = " --method" + "s" * (command == "compare")
             methods += "".join(f" {name}" for name in config.methods if name.endswith(".py"))
-        raise type(error)(f"{error} To go on: pfedfda {command} --resume {folder}{methods}") from (
-            error
-        )
+        named = {"model": config.model.model, "backbone": config.federation.backbone}
+        own = "".join(f" --{option} {spec}" for option, spec in named.items() if is_program(spec))
+        raise type(error)(
+            f"{error} To go on: pfedfda {command} --resume {folder}{methods}{own}"
+        ) from error
 
 
 def make_task(config: Config, federation: Federation) -> Task:

@@ -1,6 +1,7 @@
 """New clients: a personal model for samples that were never part of the training."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pfedfda.machine import one_thread, resolve_device
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.methods.base import load, part
 from pfedfda.models import Model, save_model
+from pfedfda.models.factories import allow_given
 from pfedfda.runs import make_folder
 from pfedfda.runs.checkpoint import read_checkpoint
 from pfedfda.runs.config import OutputConfig, read_config
@@ -78,6 +80,8 @@ def personalize(
     output: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
+    model: str | Callable[..., Any] | None = None,
+    backbone: str | Callable[..., Any] | None = None,
 ) -> PersonalModel:
     """Make a personal model for a client that was not there when the federation was trained.
 
@@ -99,7 +103,10 @@ def personalize(
         Determines which images are held out.
     device
         Where the network runs.
+    model, backbone
+        The run's model or backbone, if it is a function of your own: settings alone run none.
     """
+    allow_given(model, backbone)
     if not 0 <= test_share < 1:
         raise InputError(f"test-share is {test_share}; it must lie in [0, 1).")
     if output is not None and output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -211,7 +218,8 @@ def _samples(source: str, run: FinishedRun) -> tuple[NDArray[Any], NDArray[np.in
     """Return the client's inputs as the run's were made, and its labels in the run's numbering."""
     raw = run.preprocessing
     dataset = _open(source, run).load()
-    if dataset.groups is not None:
+    # A folder of clients is refused even with one client, whose folder is easily named instead.
+    if dataset.groups is not None and (len(dataset.group_names) > 1 or raw.type == "uint8"):
         raise InputError(
             f"{source} holds the samples of {len(dataset.group_names)} clients: name the folder or "
             f"file of one of them."
@@ -245,7 +253,7 @@ def _open(source: str, run: FinishedRun) -> Source:
         return open_source(source, height if height == width else None)
     if not source.lower().endswith(SUFFIXES):
         return open_source(source)
-    given = {n: getattr(run.federation, n) for n in TABLE_OPTIONS if n != "group_column"}
+    given = {name: getattr(run.federation, name) for name in TABLE_OPTIONS}
     options = {name: value for name, value in given.items() if value not in (None, False)}
     return open_source(source, options={**options, "expected": raw.columns})
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pfedfda.data import ClientData, Federation, FederationConfig, prepare
+from pfedfda.data import ClientData, Federation, FederationConfig, Preprocessing, prepare
 from pfedfda.data.catalogue import SOURCE_OPTIONS
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
@@ -217,7 +217,8 @@ class Site:
             for place in (folder, self.site.folder):
                 flush(place)
         if site_step.keep_model and outcome.personal is not None:
-            _keep_model(folder / "model", outcome.personal.model, site_step, outcome)
+            model, preprocessing = outcome.personal.model, self.federation.preprocessing
+            _keep_model(folder / "model", model, preprocessing, site_step, outcome)
         return outcome
 
     def _data(self, class_names: tuple[str, ...]) -> ClientData:
@@ -233,7 +234,13 @@ class Site:
         )
 
 
-def _keep_model(folder: Path, model: nn.Module, site_step: SiteStep, outcome: Outcome) -> None:
+def _keep_model(
+    folder: Path,
+    model: nn.Module,
+    preprocessing: Preprocessing,
+    site_step: SiteStep,
+    outcome: Outcome,
+) -> None:
     """Write the personal model where the site finds it; the folder is complete or not there."""
     if not isinstance(model, Model):
         return
@@ -257,6 +264,8 @@ def _keep_model(folder: Path, model: nn.Module, site_step: SiteStep, outcome: Ou
         about,
         site_step.input_type,
     )
+    if preprocessing.does_something:
+        preprocessing.save(new)
     shutil.rmtree(folder, ignore_errors=True)
     new.replace(folder)
     flush(folder.parent)

@@ -311,7 +311,10 @@ def _image_backbone(
 def _own(spec: str, image_size: int | None) -> Backbone:
     factory, program = load_factory(spec)
     try:
-        made = factory()
+        # Weights that a factory draws are the same each time.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            made = factory()
     except Exception as error:
         raise InputError(f"The backbone {spec} cannot be made ({describe_error(error)}).") from (
             error

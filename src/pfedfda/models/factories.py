@@ -25,12 +25,26 @@ def is_allowed(spec: str) -> bool:
     return spec in _named
 
 
+def is_program(spec: str | None) -> bool:
+    """Tell whether a model or a backbone of this name is a function of the user's."""
+    return spec is not None and ":" in spec and not spec.startswith("transformers:")
+
+
 def name_callable(factory: Callable[..., Any]) -> str:
     """Return a name in this process for a function that was given in Python."""
     spec = f"python:{getattr(factory, '__name__', type(factory).__name__).strip('<>')}"
     _from_python[spec] = factory
     allow(spec)
     return spec
+
+
+def allow_given(*functions: str | Callable[..., Any] | None) -> None:
+    """Remember the functions that the user has named, or given in Python, for a run of before."""
+    for function in functions:
+        if isinstance(function, str):
+            allow(function)
+        elif function is not None:
+            name_callable(function)
 
 
 def load_factory(spec: str) -> tuple[Callable[..., Any], str]:
@@ -40,8 +54,8 @@ def load_factory(spec: str) -> tuple[Callable[..., Any], str]:
     place, _, name = spec.rpartition(":")
     if place == "python":
         raise InputError(
-            f"The function {name} was given in Python by another program: give it again, with "
-            f"model={name}."
+            f"The function {name} was given in Python by another program: give it again, as model "
+            f"or backbone."
         )
     if not place or not name.isidentifier():
         raise InputError(

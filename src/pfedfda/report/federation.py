@@ -31,6 +31,8 @@ def draw_figures(
 ) -> list[Path]:
     """Draw the bubble chart, a sheet of images by client, and a sheet of all corruptions.
 
+    There are no sheets where inputs are not images.
+
     Parameters
     ----------
     federation
@@ -43,6 +45,8 @@ def draw_figures(
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in ("classes.png", "images.png", "corruptions.png")]
     _draw_classes(federation, paths[0])
+    if federation.input_type != "uint8":
+        return paths[:1]
     _draw_images(federation, paths[1])
     _draw_corruptions(federation, paths[2], frost_photos)
     return paths
