@@ -206,6 +206,8 @@ def make_config(
 
 def named_federation(name: str) -> dict[str, Any]:
     """Return the settings of one of the paper's federations."""
+    if name not in FEDERATIONS and Path(name).exists():
+        raise InputError(f"{quote(name)} is a folder or file, not a federation: --source {name}")
     if name not in FEDERATIONS:
         raise unknown("federation", name, FEDERATIONS)
     return FEDERATIONS[name][1]
