@@ -57,7 +57,7 @@ METHODS = ("fedavg", "pfedfda", "pfedfda-paper")
 SHAPES = {"cifar-cnn": (32, 32, 3), "emnist-cnn": (28, 28, 1), "resnet18": (64, 64, 3)}
 CLASSES = {"cifar-cnn": 10, "emnist-cnn": 62, "resnet18": 200}
 TEST_IMAGES = 98
-BATCH = TrainingConfig().batch_size
+BATCH = base.BATCH_SIZE
 # Features, classes, rows: each grows on its own from the first line.
 GROWTH = (
     (128, 10, 610),

@@ -26,6 +26,7 @@ from pfedfda.flower.client_app import app
 from pfedfda.flower.exchange import Sites
 from pfedfda.flower.server_app import serve
 from pfedfda.flower.wire import pack, tensors_of
+from pfedfda.runs.config import read_config
 from tests.flower.grids import FakeGrid
 from tests.power import Disk
 
@@ -69,7 +70,8 @@ def failures(folder: Path) -> list[dict[str, Any]]:
 
 def test_what_a_method_keeps_never_goes_up(tmp_path: Path) -> None:
     grid = three_sites(tmp_path)
-    go(grid, tmp_path)
+    result = go(grid, tmp_path)
+    assert read_config(result.folder / "config.toml").training.batch_size == 50  # published data
     sent = [m for m in grid.sent_up if m.has_content() and m.content.array_records]
     assert len(sent) == 9
     for message in sent:
@@ -635,6 +637,8 @@ def test_sites_with_images_of_their_own(tmp_path: Path) -> None:
         ["1", "vilnius", "8", "2", "1"],
     ]
     assert result.mean_accuracy == 1.0
+    chosen = read_config(result.folder / "config.toml")  # by what the sites told of their sizes
+    assert (chosen.training.batch_size, chosen.model.model) == (10, "emnist-cnn")
     (folder,) = (tmp_path / "sites" / "kaunas").glob("*/model")
     assert json.loads((folder / "model.json").read_text())["class_names"] == ["light", "dark"]
     light = torch.full((1, 1, 28, 28), 225 * 2 / 255 - 1)

@@ -133,7 +133,8 @@ def test_evaluated_rounds() -> None:
 def test_defaults_are_those_of_the_paper() -> None:
     config = Config({})
     assert (config.training.lr, config.training.momentum) == (0.01, 0.5)
-    assert (config.training.weight_decay, config.training.batch_size) == (5e-4, 50)
+    assert config.training.weight_decay == 5e-4
+    assert config.task((28, 28, 1), 10, 100).batch_size == 50
     assert (config.training.epochs, config.schedule.rounds) == (5, 200)
     assert config.schedule.participation == 0.3
     assert config.federation.train_share == 0.8

@@ -41,6 +41,9 @@ SOURCES: dict[str, str] = {
     "FILE.csv, .tsv, .parquet": "a table: numbers, or texts with --text-column; label, client",
 }
 
+PUBLISHED = ("digits", "digit5", "fontdigits", *HUB_NAMES)
+"""Sources with a name of their own: the settings of published results hold for them."""
+
 _CIFAR: dict[str, Any] = {
     "partition": "dirichlet",
     "clients": 100,
@@ -149,6 +152,11 @@ def open_source(
             raise InputError(f"{name!r} does not name a dataset; expected hub:OWNER/NAME.")
         return HubDataset(**settings, image_size=image_size, data_dir=data_dir)
     return _open_path(name, image_size, options)
+
+
+def is_published(name: str) -> bool:
+    """Tell whether a source has a name of its own here; other sources are the user's data."""
+    return name in PUBLISHED
 
 
 def _open_path(name: str, image_size: int | None, options: dict[str, Any]) -> Source:

@@ -59,6 +59,10 @@ class Budget:
                 self._changed.notify_all()
 
 
+class UndecodableError(InputError):
+    """An image cannot be decoded, and may be left out."""
+
+
 _budget = Budget(DECODED_BYTES)
 
 
@@ -220,4 +224,5 @@ def _too_large(name: str, what: str) -> InputError:
 
 
 def _undecodable(name: str, error: Exception) -> InputError:
-    return InputError(f"The image {name} cannot be decoded ({error}); repair or remove it.")
+    reason = str(error).replace(f" '{name}'", "")  # Pillow names the file once more
+    return UndecodableError(f"The image {name} cannot be decoded ({reason}); repair or remove it.")

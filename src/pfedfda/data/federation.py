@@ -352,7 +352,7 @@ class Federation:
         sizes = self.train_sizes
         held_out = "validation" if self.index["config"].get("validation_share") else "test"
         left_out = self.index.get("left_out", 0)
-        unreadable = f", {left_out} unreadable left out" if left_out else ""
+        unreadable = f"; {left_out} left out because unreadable" if left_out else ""
         return (
             f"{len(self)} clients, {len(self.class_names)} classes, "
             f"{describe_inputs(self.input_shape, self.input_type)}, "

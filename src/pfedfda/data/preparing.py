@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from pfedfda.data.catalogue import SOURCE_OPTIONS, open_source
 from pfedfda.data.corruptions import corrupt
 from pfedfda.data.dealing import deal, split
+from pfedfda.data.decoding import UndecodableError
 from pfedfda.data.features import FeatureMap, extract_features, fit_feature_map, standardization
 from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
@@ -194,7 +195,10 @@ def _prepare_inputs(
     def report(step: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(step, done, total)
 
-    dataset = source.load(report("reading samples"))
+    try:
+        dataset = source.load(report("reading samples"))
+    except UndecodableError as error:
+        raise InputError(f"{error} Or leave out such images with --skip-unreadable.") from error
     _refuse_shift(config, dataset)
     names, parts, attributes = deal(config, dataset, report("drawing a partition"))
     order, train_sizes, test_sizes = split(config, parts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedfda.data import Federation, FederationConfig, prepare
+from pfedfda.data.catalogue import is_published
 from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
 from pfedfda.experiment.observers import Observer, choose_observer
@@ -25,6 +26,7 @@ from pfedfda.runs import (
     make_folder,
     write_class_counts,
 )
+from pfedfda.runs.choices import choose_settings, suggest_backbone
 from pfedfda.runs.comparison import comparison_table, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
 
@@ -142,7 +144,7 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     if folder is not None and is_complete(folder):
         observer.say(f"{folder} is complete already.")
         return load_run(folder)
-    federation, task = _prepare(config, observer)
+    config, federation, task = _prepare(config, observer, new=folder is None)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
         write_class_counts(federation, folder)
@@ -160,11 +162,13 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
     if not config.methods:
         raise InputError("There is no method to compare; name some, or 'all'.")
     name = f"{_stem(config)}-compare"
+    if folder is not None:
+        refuse_links(folder)
+    config, federation, task = _prepare(config, observer, new=folder is None)
     folder = folder or find_unfinished(config, name)
     if folder is not None:
         refuse_links(folder)
         observer.say(f"Going on with {folder}, which was stopped.")
-    federation, task = _prepare(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
         folder = folder or make_folder(config.output, name)
         write_text(folder / "config.toml", write_config(config))
@@ -298,16 +302,23 @@ def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
     return instances
 
 
-def _prepare(config: Config, observer: Observer) -> tuple[Federation, Task]:
+def _prepare(config: Config, observer: Observer, new: bool) -> tuple[Config, Federation, Task]:
+    """Prepare the federation; for a new run, also choose what its settings leave to the data."""
     federation = prepare(
         config.federation, progress=observer.preparing, device=config.engine.device
     )
+    lines = [f"{config.federation.source}: {federation.describe()}"]
+    if new:
+        own = not is_published(config.federation.source)
+        config, chosen = choose_settings(config, federation, own)
+        lines += [chosen, suggest_backbone(config, federation) if own else ""]
     task = make_task(config, federation)
-    observer.say(f"{config.federation.source}: {federation.describe()}")
+    for line in filter(None, lines):
+        observer.say(line)
     if config.model.weights is not None:
         fit = load_weights(task.build_model(), config.model.weights)
         observer.say(f"{config.model.weights}: {fit}.")
-    return federation, task
+    return config, federation, task
 
 
 def _stem(config: Config) -> str:

@@ -22,7 +22,7 @@ from pfedfda.errors import (
 )
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of, refuse_divergence
 from pfedfda.experiment.observers import Observer
-from pfedfda.experiment.tally import Losses, Tally, summarize
+from pfedfda.experiment.tally import Losses, Tally, doubt, summarize
 from pfedfda.methods import Method, Tensors, Update, dry_run
 from pfedfda.runs import Outcome, RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
@@ -166,6 +166,9 @@ class Run:
                 f"their results are in {folder}."
             ) from error
         self.observer.finished()
+        tested = int(self.engine.federation.test_sizes[: len(self.everybody)].sum())
+        if doubts := doubt(self.final, tested, self.engine.task):
+            self.observer.say(f"{self.method.title}: {doubts}")
         return result
 
     def _round(self, round_number: int) -> None:

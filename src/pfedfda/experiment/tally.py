@@ -1,15 +1,18 @@
 """What a run has cost and how its training goes, counted while it runs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pfedfda.errors import InputError
+from pfedfda.methods import Task
 from pfedfda.runs import Outcome
 from pfedfda.runs.checkpoint import Checkpoint
 
 MOST_COMPONENTS = 100
+NEAR, FAR = 0.95, 1.5  # times ln C: a loss from which there is doubt, and one that training made
 
 
 @dataclass
@@ -89,6 +92,37 @@ class Losses:
     def known(self) -> float | None:
         """The mean so far, None if no client reported a loss."""
         return self.total / self.weight if self.weight else None
+
+
+def doubt(final: Mapping[str, Any], tested: int, task: Task) -> str:
+    """Return a sentence if models tell classes apart no better than guessing, otherwise nothing.
+
+    Two things must speak for it: the training loss of the last round is not clearly below ln C, the
+    cross-entropy of giving all C classes the same probability, and the accuracy is not two standard
+    errors above 1/C. The loss alone would not do: pFedFDA's is that of a Gaussian classifier, which
+    can be far too sure of itself and still be right more often than wrong.
+
+    Parameters
+    ----------
+    final
+        The results of the last evaluation; a train_loss of 0 means that there is none.
+    tested
+        The number of test samples behind the accuracy.
+    task
+        The task of the run.
+    """
+    classes, loss = task.num_classes, final.get("train_loss", 0.0)
+    guessing, chance = math.log(classes), 1 / classes
+    noise = 2 * math.sqrt(chance * (1 - chance) / max(tested, 1))
+    if loss < NEAR * guessing or final["weighted_accuracy"] > chance + noise:
+        return ""
+    lr = "smaller" if loss > FAR * guessing else "larger"
+    backbone = ", or a pretrained --backbone" if task.input_type == "uint8" else ""
+    return (
+        f"the model has hardly learned anything: its training loss is {loss:.2f}, and guessing "
+        f"among {classes} classes has {guessing:.2f}. Try a smaller --batch-size, a {lr} --lr, "
+        f"more --rounds{backbone}."
+    )
 
 
 def summarize(status: str, tally: Tally, final: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,11 @@ class SiteRoster:
         return {name: [site.attributes.get(name, "") for site in self.sites] for name in names}
 
     @property
+    def has_own_data(self) -> bool:
+        """Whether a site brings its own data, instead of playing a client of a described one."""
+        return any(site.number < 0 for site in self.sites)
+
+    @property
     def preprocessing(self) -> None:
         """Sites prepare their samples themselves."""
 

@@ -15,6 +15,7 @@ from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import SiteRoster, agree, read_roster
 from pfedfda.machine import one_thread
 from pfedfda.runs import RunResult, is_complete, load_run, make_folder
+from pfedfda.runs.choices import choose_settings
 from pfedfda.runs.config import Config, read_config
 
 app = ServerApp()
@@ -61,6 +62,10 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
     if folder is not None:
         _wait_for(sites, roster, server)
     observer.say(roster.describe())
+    if folder is None:
+        config, chosen = choose_settings(config, roster, roster.has_own_data)
+        if chosen:
+            observer.say(chosen)
     task = config.task(roster.input_shape, len(roster.class_names), len(roster), roster.input_type)
     engine = FlowerEngine(sites, roster, task, config, server.timeout)
     if folder is None:

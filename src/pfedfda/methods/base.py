@@ -21,6 +21,7 @@ from pfedfda.inputs import InputType
 from pfedfda.models import Body, Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
+BATCH_SIZE = 50  # of the paper, and of every task that says nothing else
 WEIGHT = "update_weight"
 """The name of an update's weight in its contribution; no tensor of an update has it."""
 
@@ -34,7 +35,9 @@ class TrainingConfig:
     epochs
         Passes over the client's training samples in a round.
     batch_size
-        Samples a step; the last batch of an epoch may be smaller and is used too.
+        Samples a step; the last batch of an epoch may be smaller and is used too. By default 50, as
+        in the paper; with data of your own a tenth of the median client's training samples, but at
+        least 10 and at most 50.
     lr
         Learning rate.
     momentum
@@ -47,7 +50,7 @@ class TrainingConfig:
     """
 
     epochs: int = 5
-    batch_size: int = 50
+    batch_size: int | None = None
     lr: float = 0.01
     momentum: float = 0.5
     weight_decay: float = 5e-4
@@ -56,7 +59,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise InputError(f"The number of epochs is {self.epochs}; it must be at least 1.")
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"The batch size is {self.batch_size}; it must be at least 1.")
         if not 0 < self.lr < float("inf"):
             raise InputError(f"The learning rate is {self.lr}; it must be finite and above 0.")
@@ -98,6 +101,11 @@ class Task:
     training: TrainingConfig = TrainingConfig()
     seed: int = 0
     input_type: InputType = "uint8"
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step."""
+        return self.training.batch_size or BATCH_SIZE
 
     def build_model(self) -> Model:
         """Return a new model with the initial weights, which are the same for every method."""

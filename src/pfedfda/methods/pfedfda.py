@@ -331,7 +331,7 @@ class PFedFDA(Method):
     def _extract(self, client: Client) -> Features:
         """Return the features of the training samples under the loaded body."""
         used = client.num_samples
-        incomplete = used % client.task.training.batch_size
+        incomplete = used % client.task.batch_size
         if self.drop_last and incomplete < used:
             used -= incomplete
         with client.timer("network"):

@@ -181,7 +181,7 @@ class MomentumSGD:
 
 def batches(client: Client, drop_last: bool = False) -> Iterator[Batch]:
     """Yield the client's training samples once, in a fresh random order."""
-    size = client.task.training.batch_size
+    size = client.task.batch_size
     order = torch.randperm(client.num_samples, generator=client.generator)
     on_device = order.to(client.device)  # one copy an epoch
     for rows, there in zip(torch.split(order, size), torch.split(on_device, size), strict=True):

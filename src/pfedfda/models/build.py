@@ -29,7 +29,8 @@ class ModelConfig:
         emnist-cnn, cifar-cnn or resnet18 for images, mlp or linear (no body, only a head) for
         numbers, or a function of your own as file.py:name or package.module:name that takes the
         shape of one input and returns a module. auto chooses by the size of the images (up to 28
-        pixels, up to 48, larger), mlp for vectors, and linear for the features of a backbone.
+        pixels, up to 48, larger; up to 96 for fewer than 10,000 of your own), mlp for vectors, and
+        linear for the features of a backbone.
     init
         How weights start: torch (its defaults, as in the code the paper builds on) or he (Gaussian
         weights of K. He et al., ICCV 2015, and zero biases, as the paper's text has it).

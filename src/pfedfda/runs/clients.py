@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedfda.data import Preprocessing
+from pfedfda.inputs import InputType
 from pfedfda.methods import Personal, Update
 
 
@@ -55,6 +56,14 @@ class Outcome:
 
 class Roster(Protocol):
     """Who the clients are; a prepared `pfedfda.data.Federation` is one."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input; height, width and channels for images."""
+
+    @property
+    def input_type(self) -> InputType:
+        """What inputs are: uint8 (images), float32 or int64."""
 
     @property
     def class_names(self) -> tuple[str, ...]:

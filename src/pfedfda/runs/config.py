@@ -15,6 +15,7 @@ from pfedfda.errors import InputError, quote, unknown
 from pfedfda.files import read_toml
 from pfedfda.inputs import InputType
 from pfedfda.methods import Method, Task, TrainingConfig, find_method
+from pfedfda.methods.base import BATCH_SIZE
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 from pfedfda.models.factories import is_allowed, is_program, name_callable
@@ -153,12 +154,15 @@ class Config:
         model = self.model
         if model.model == "auto" and self.federation.backbone is not None:
             model = dataclasses.replace(model, model="linear")  # features need no network
+        training = self.training
+        if training.batch_size is None:
+            training = dataclasses.replace(training, batch_size=BATCH_SIZE)
         task = Task(
             model=model,
             input_shape=input_shape,
             num_classes=num_classes,
             num_clients=num_clients,
-            training=self.training,
+            training=training,
             seed=self.schedule.seed,
             input_type=input_type,
         )
@@ -202,6 +206,8 @@ def make_config(
 
 def named_federation(name: str) -> dict[str, Any]:
     """Return the settings of one of the paper's federations."""
+    if name not in FEDERATIONS and Path(name).exists():
+        raise InputError(f"{quote(name)} is a folder or file, not a federation: --source {name}")
     if name not in FEDERATIONS:
         raise unknown("federation", name, FEDERATIONS)
     return FEDERATIONS[name][1]
