@@ -202,9 +202,9 @@ def test_unreadable_images_are_counted_where_the_user_looks(
     check_refusal(quick("--source", "pets"), "bad.png cannot be decoded", capsys)
     skip = ["--source", "pets", "--skip-unreadable"]
     assert main(["data", "show", *skip]) == 0
-    assert "2 unreadable left out" in " ".join(capsys.readouterr().out.split())
+    assert "2 left out because unreadable" in " ".join(capsys.readouterr().out.split())
     assert main(quick(*skip)) == 0
-    assert "2 unreadable left out" in capsys.readouterr().err
+    assert "2 left out because unreadable" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("choice", ["merge", "clients"])
