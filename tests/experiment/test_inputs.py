@@ -168,3 +168,21 @@ def test_a_newcomer_gets_the_features_that_the_training_had(
     assert found[order].tolist() == federation.labels[expected].tolist()
     assert result.accuracy is not None
     assert result.accuracy > 0.6
+
+
+def test_a_function_from_python_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pfedfda.models import factories
+    from tests.models.normed import Normed
+
+    given = SETTINGS | {"rounds": 1, "workers": 0}
+    folder = run("fedavg", of_images(), model=Normed, output=tmp_path, **given).folder
+    np.savez(tmp_path / "new.npz", X=IMAGES, y=LABELS)
+    monkeypatch.setattr(factories, "_named", set())  # another process
+    monkeypatch.setattr(factories, "_from_python", {})
+    for again in (lambda: resume(folder), lambda: pfedfda.personalize(folder, "new.npz")):
+        with pytest.raises(pfedfda.InputError, match="again in Python, with model=FUNCTION"):
+            again()
+    assert pfedfda.personalize(folder, str(tmp_path / "new.npz"), model=Normed).fitted == 72
+    assert resume(folder, quiet=True, model=Normed).folder == folder

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pfedfda import InputError
-from pfedfda.flower.app_settings import read_run_config
+from pfedfda.data import FederationConfig, Preprocessing
+from pfedfda.flower.app_settings import SiteConfig, read_run_config
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
 
@@ -19,8 +20,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from pfedfda.flower.client_app import app
 from pfedfda.flower.messages import site_step_settings
-from pfedfda.flower.site import SiteStep
+from pfedfda.flower.roster import agree
+from pfedfda.flower.site import Description, Site, SiteStep
 from pfedfda.flower.wire import FAILURE, SETTINGS, pack
+from tests.data import wine
 from tests.flower.grids import over_the_wire
 
 KINDS = [MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE]
@@ -137,3 +140,34 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "sites").write_text("not a folder")
     reply = ask(MessageType.TRAIN, settings(), tmp_path / "sites")
     assert f"{tmp_path / 'sites' / 'kaunas'}" in failure(reply)
+
+
+def describe(tmp_path: Path, name: str, table: dict[str, Any]) -> Description:
+    """Return what a site with a table of its own tells of itself."""
+    path = wine.write_csv(tmp_path / f"{name}.csv", table)
+    site = Site(SiteConfig(name=name, data=path, state_dir=tmp_path), FederationConfig())
+    return site.describe()
+
+
+def test_tables_of_sites_must_have_the_same_columns(tmp_path: Path) -> None:
+    """The same number of columns in another order would be mixed up without a word."""
+    kaunas, vilnius = (describe(tmp_path, name, wine.columns()) for name in ("kaunas", "vilnius"))
+    assert agree([kaunas, vilnius], (), "x").input_shape == (13,)
+    backwards = dict(reversed(wine.columns().items()))
+    memel = describe(tmp_path, "memel", backwards)
+    assert memel.input_shape == (13,)
+    assert not any(name in str(memel) for name in wine.NAMES)  # a hash tells enough
+    with pytest.raises(InputError, match="kaunas and memel do not have the same columns"):
+        agree([kaunas, memel], (), "x")
+    np.savez(tmp_path / "arrays.npz", X=wine.X, y=wine.Y)
+    site = SiteConfig(name="riga", data=tmp_path / "arrays.npz", state_dir=tmp_path)
+    riga = Site(site, FederationConfig()).describe()
+    assert len(agree([kaunas, riga], (), "x")) == 2  # arrays have no names of columns
+
+
+def test_a_site_does_not_standardise_alone(tmp_path: Path) -> None:
+    path = wine.write_csv(tmp_path / "t.csv", wine.columns())
+    site = Site(SiteConfig(name="kaunas", data=path, state_dir=tmp_path), FederationConfig())
+    found = np.sort(site.federation.inputs, axis=0)
+    np.testing.assert_array_equal(found, np.sort(wine.X.astype(np.float32), axis=0))
+    assert site.federation.preprocessing == Preprocessing("float32", (13,), wine.NAMES)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -85,6 +86,9 @@ def read_description(settings: Mapping[str, Any]) -> Description:
             raise ValueError(f"it has {len(class_names)} classes")
         if not all(isinstance(c, str) and c.isprintable() for c in class_names):
             raise ValueError("the names of its classes are not plain names")
+        columns = settings.get("columns", "")
+        if not isinstance(columns, str) or not re.fullmatch("[0-9a-f]{0,16}", columns):
+            raise ValueError("the hash of its columns is none")
         return Description(
             name=name,
             number=_natural(settings["number"] + 1, MAX_SAMPLES) - 1,
@@ -95,6 +99,7 @@ def read_description(settings: Mapping[str, Any]) -> Description:
             input_shape=tuple(shape),
             input_type=read_input_type(settings["input_type"]),
             attributes=_attributes(settings["attributes"]),
+            columns=columns,
         )
     except KeyError as error:
         raise MalformedError(f"its description lacks {error}") from error

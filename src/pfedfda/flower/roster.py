@@ -118,6 +118,7 @@ def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) ->
     names = tuple(class_names) or first.class_names
     if len(set(names)) < len(names):
         raise InputError(f"The class names {', '.join(names)} are not all different.")
+    table = next((site for site in ordered if site.columns), first)
     for site in ordered:
         if (site.input_shape, site.input_type) != (first.input_shape, first.input_type):
             images = "uint8" in (site.input_type, first.input_type)
@@ -125,6 +126,11 @@ def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) ->
             raise InputError(
                 f"The inputs of the sites do not agree: {first.name} has {_inputs(first)} and "
                 f"{site.name} has {_inputs(site)}; {remedy}."
+            )
+        if site.columns and site.columns != table.columns:
+            raise InputError(
+                f"The tables of the sites {table.name} and {site.name} do not have the same "
+                f"columns in the same order: mend one."
             )
         unknown = [name for name in site.class_names if name not in names]
         if class_names and unknown:

@@ -1,5 +1,6 @@
 """A site of the federation: its data, its own tensors and its personal model, on its own disk."""
 
+import hashlib
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Description:
         The shape of one input, and what inputs are.
     attributes
         What else is known, e.g. the corruption of its images in a trial.
+    columns
+        A hash of the names of a table's columns in their order; empty for other data.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Description:
     input_shape: tuple[int, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
     input_type: InputType = "uint8"
+    columns: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,7 @@ class Site:
     def describe(self) -> Description:
         """Return what the server may know of the site's data."""
         federation, index = self.federation, self.index
+        columns = federation.preprocessing.columns
         return Description(
             name=self.site.site_name,
             number=-1 if self.site.data is not None else index,
@@ -194,6 +199,7 @@ class Site:
             input_shape=federation.input_shape,
             input_type=federation.input_type,
             attributes={name: values[index] for name, values in federation.attributes.items()},
+            columns=hashlib.sha256(repr(columns).encode()).hexdigest()[:16] if columns else "",
         )
 
     def run(self, site_step: SiteStep, message: Tensors) -> Outcome:

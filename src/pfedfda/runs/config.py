@@ -345,9 +345,12 @@ def refuse_unnamed_programs(config: Config, where: str) -> None:
     """Refuse settings that would run a program which the user has not named."""
     for option, spec in (("model", config.model.model), ("backbone", config.federation.backbone)):
         if is_program(spec) and not is_allowed(str(spec)):
+            again = f"name it on the command line too, with --{option} {spec}"
+            if str(spec).startswith("python:"):
+                again = f"give that function again in Python, with {option}=FUNCTION"
             raise InputError(
                 f"{where} takes the {option} from {quote(spec)}, and settings must not run a "
-                f"program by themselves: name it on the command line too, with --{option} {spec}."
+                f"program by themselves: {again}."
             )
 
 
