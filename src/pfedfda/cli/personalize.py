@@ -9,6 +9,7 @@ import tyro
 from pfedfda.errors import printable
 from pfedfda.experiment.personal import personalize
 from pfedfda.methods.registry import load_method_file
+from pfedfda.models.factories import allow
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class PersonalizeCommand:
         Where the network runs: cpu, cuda, mps.
     method
         The Python file of the run's method, if it came from one.
+    model
+        The run's own model, file.py:name, if it has one: it is a program, which is named again.
+    backbone
+        The run's own backbone, likewise.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
@@ -42,11 +47,16 @@ class PersonalizeCommand:
     seed: int = 0
     device: str = "cpu"
     method: Path | None = None
+    model: str | None = None
+    backbone: str | None = None
 
     def execute(self) -> int:
         """Make the model, and print how good it is and where."""
         if self.method is not None:
             load_method_file(self.method)
+        for spec in (self.model, self.backbone):
+            if spec is not None:
+                allow(spec)
         result = personalize(
             self.run,
             self.source,

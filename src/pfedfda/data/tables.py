@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,6 +141,25 @@ class Columns:
             made = {name: made[name] for name in self.expected}
         return np.stack(list(made.values()), axis=1), printable_names(made)
 
+    def rows(self, table: Mapping[str, Sequence[Any]], place: str, first_line: int) -> NDArray[Any]:
+        """Return the inputs of a table without labels: the expected features, or the texts.
+
+        Columns that are not needed, such as a label or a number, are passed over. The parameters
+        are those of `dataset`.
+        """
+        about = _Place(place, first_line)
+        if self.text_column is not None:
+            self._found(table, about, self.text_column, (), "text-column")
+            return _texts(table[self.text_column], about, self.text_column)
+        words = {n.partition("=")[0] for n in self.expected if n not in table and "=" in n}
+        needed = {n: table[n] for n in table if n in self.expected or n in words}
+        if not needed:
+            raise InputError(
+                f"{about.start} has no column that the model was trained on, such as "
+                f"{quote(self.expected[0])}; it has {quote(', '.join(table))}."
+            )
+        return replace(self, one_hot=bool(words))._numbers(needed, about)[0]
+
 
 @dataclass(frozen=True)
 class TableFile:
@@ -157,6 +176,13 @@ class TableFile:
     path: Path
     columns: Columns = Columns()
 
+    def read(self) -> tuple[dict[str, Sequence[Any]], int]:
+        """Return the cells of every column, and the number of the line of the first row."""
+        if not self.path.is_file():
+            raise InputError(f"There is no file {self.path}.")
+        parquet = self.path.suffix.lower() == ".parquet"
+        return (self._read_parquet(), 1) if parquet else (self._read_csv(), 2)
+
     def key(self) -> dict[str, Any]:
         """Return the path, size and time of change of the file, and what its columns are."""
         if not self.path.is_file():
@@ -168,9 +194,8 @@ class TableFile:
 
     def load(self, progress: Progress | None = None) -> Dataset:
         """Read the table and turn its columns into inputs, labels and clients."""
-        parquet = self.path.suffix.lower() == ".parquet"
-        table = self._read_parquet() if parquet else self._read_csv()
-        return self.columns.dataset(table, f"the table {self.path}", 1 if parquet else 2)
+        table, first_line = self.read()
+        return self.columns.dataset(table, f"the table {self.path}", first_line)
 
     def _read_csv(self) -> dict[str, Sequence[Any]]:
         try:

@@ -20,6 +20,11 @@ def allow(spec: str) -> None:
     _named.add(spec)
 
 
+def is_program(spec: str) -> bool:
+    """Tell whether a name of a model or a backbone is that of a user's function."""
+    return ":" in spec and not spec.startswith("transformers:")
+
+
 def is_allowed(spec: str) -> bool:
     """Tell whether the user of this process has named this function, or given it in Python."""
     return spec in _named

@@ -17,7 +17,7 @@ from pfedfda.inputs import InputType
 from pfedfda.methods import Method, Task, TrainingConfig, find_method
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
-from pfedfda.models.factories import is_allowed, name_callable
+from pfedfda.models.factories import is_allowed, is_program, name_callable
 from pfedfda.runs.engine_config import EngineConfig
 
 T = TypeVar("T")
@@ -112,10 +112,14 @@ class OutputConfig:
     name
         The name of the run's folder in it; by default made from the source and the method, with a
         number if there is one of that name already.
+    save_models
+        At the end, write the personal model of every client to the folder models of the run, as
+        'pfedfda export --all' does later.
     """
 
     output: Path = Path("runs")
     name: str | None = None
+    save_models: bool = False
 
     def __post_init__(self) -> None:
         if self.name is not None and (Path(self.name).name != self.name or self.name in ("", "..")):
@@ -338,8 +342,7 @@ def read_config(path: Path) -> Config:
 def refuse_unnamed_programs(config: Config, where: str) -> None:
     """Refuse settings that would run a program which the user has not named."""
     for option, spec in (("model", config.model.model), ("backbone", config.federation.backbone)):
-        own = spec is not None and ":" in spec and not spec.startswith("transformers:")
-        if own and not is_allowed(str(spec)):
+        if spec is not None and is_program(spec) and not is_allowed(spec):
             raise InputError(
                 f"{where} takes the {option} from {quote(spec)}, and settings must not run a "
                 f"program by themselves: name it on the command line too, with --{option} {spec}."
