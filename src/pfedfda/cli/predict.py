@@ -23,8 +23,8 @@ class PredictCommand:
     folder
         The folder of a model, from 'pfedfda export', 'pfedfda personalize' or a site.
     files
-        Images, folders of images, .npz or .npy files (X or images), tables (.csv, .parquet), or
-        .txt files with one text a line.
+        Images or folders of images, tables (.csv, .tsv, .parquet), arrays (.npz, .npy), or texts,
+        one a line (.txt).
     top
         How many of the most probable classes to name.
     format

@@ -145,7 +145,6 @@ def export_onnx(model: PersonalClassifier, path: Path, samples: NDArray[Any]) ->
         assert program is not None
         proto = program.model_proto
     _forget_places(proto)
-    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
     onnx.helper.set_model_props(proto, {n: json_text(v) for n, v in metadata(model).items()})
     if proto.ByteSize() >= BYTES_LIMIT:
         raise InputError(
@@ -230,6 +229,9 @@ def _forget_places(proto: Any) -> None:
         del part.metadata_props[:]
     for item in (*proto.graph.input, *proto.graph.output, *proto.graph.initializer):
         del item.metadata_props[:]
+    for item in (*proto.graph.input, *proto.graph.output):
+        item.type.tensor_type.shape.dim[0].dim_param = "batch"
+    del proto.graph.value_info[:]  # has the exporter's own name for the batch
 
 
 def _write(
