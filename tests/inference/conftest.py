@@ -20,7 +20,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vectors_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the model mlp on numbers of very different sizes, with the clients anna to dora."""
+    """A run with the model mlp on numbers of very different sizes, and clients with names."""
     random = np.random.default_rng(0)
     y = random.integers(0, 3, 160)
     X = (random.normal(size=(3, 4))[y] + random.normal(size=(160, 4))) * [1, 100, 0.01, 5] + 7

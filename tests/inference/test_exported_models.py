@@ -59,9 +59,7 @@ def test_numbers_are_standardised_by_the_model(vectors_run: Path, tmp_path: Path
     assert np.asarray(raw.inputs).std(axis=0).max() > 50  # they really are raw
 
 
-def test_a_backbone_is_part_of_the_model(
-    backbone_run: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_backbone_is_part_of_the_model(backbone_run: tuple[Path, str], tmp_path: Path) -> None:
     folder, spec = backbone_run
     check(folder, [0, 2, 3], tmp_path, backbone=spec)
 

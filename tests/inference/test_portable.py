@@ -182,7 +182,9 @@ def test_a_file_that_differs_is_not_written(
     digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison can fail: here the graph forgets the scale of images."""
-    monkeypatch.setattr("pfedfda.inference.portable.to_input", lambda x: x.permute(0, 3, 1, 2) / 255)
+    monkeypatch.setattr(
+        "pfedfda.inference.portable.to_input", lambda x: x.permute(0, 3, 1, 2) / 255
+    )
     for format in ("onnx", "program"):
         with pytest.raises(InputError, match="gives other probabilities, by up to"):
             export_models(digits_run, [0], format=format, output=tmp_path)  # type: ignore[arg-type]

@@ -158,6 +158,13 @@ class Columns:
                 f"{about.start} has no column that the model was trained on, such as "
                 f"{quote(self.expected[0])}; it has {quote(', '.join(table))}."
             )
+        for name, cells in needed.items():
+            row = next((r for r, cell in enumerate(cells) if not _is_number(cell)), None)
+            if name not in words and row is not None and not _is_missing(cells[row]):
+                raise InputError(
+                    f"The column {quote(name)} of {about.name} has {quote(str(cells[row]))} in "
+                    f"{about.line(row)}; the model was trained on numbers."
+                )
         return replace(self, one_hot=bool(words))._numbers(needed, about)[0]
 
 

@@ -1,5 +1,6 @@
 """Samples without labels, in whatever form somebody has them who wants to know their classes."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,18 @@ class SampleReader:
             frame; or a list of those. For a model of texts a string is a text, and a path must be
             a `pathlib.Path`.
         """
+        names: list[str] = []
+        parts: list[NDArray[Any]] = []
+        for batch in self._read(source):  # of single images, many go through a network at once
+            if parts and len(names) + len(batch.names) > self._batch_size:
+                yield NamedSamples(names, np.concatenate(parts))
+                names, parts = [], []
+            names = names + batch.names
+            parts.append(batch.values)
+        yield NamedSamples(names, np.concatenate(parts))
+
+    def _read(self, source: object) -> Batches:
+        """Yield samples as they come."""
         if isinstance(source, os.PathLike) or (
             isinstance(source, str) and self.wanted.type != "text"
         ):
@@ -74,7 +87,7 @@ class SampleReader:
             yield self._rows(table, "the data frame", 1, "")
         elif isinstance(source, list | tuple) and not _is_plain(source):
             for number, item in enumerate(source):
-                for batch in self.read(item):
+                for batch in self._read(item):
                     own = [str(number)] if batch.names == ["0"] else batch.names
                     yield NamedSamples(own, batch.values)
         else:
@@ -107,7 +120,7 @@ class SampleReader:
         self._expect("uint8", str(paths[0]), "an image")
         height, width, channels = self.wanted.shape
         mode = "RGB" if channels == 3 else "L"
-        size = max(1, min(LARGEST_BATCH, BATCH_BYTES // (height * width * channels)))
+        size = self._batch_size
         with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter lock
             for start in range(0, len(paths), size):
                 part = paths[start : start + size]
@@ -186,6 +199,12 @@ class SampleReader:
     def _expect(self, kind: str, name: str, found: str) -> None:
         if self.wanted.type != kind:
             raise InputError(f"{_capital(name)} holds {found}; {self._takes}.")
+
+    @property
+    def _batch_size(self) -> int:
+        if self.wanted.type != "uint8":
+            return LARGEST_BATCH
+        return max(1, min(LARGEST_BATCH, BATCH_BYTES // math.prod(self.wanted.shape)))
 
     @property
     def _takes(self) -> str:
