@@ -15,6 +15,7 @@ from pfedfda.cli.run_options import SettingsCommand
 from pfedfda.data import prepare
 from pfedfda.experiment import Config
 from pfedfda.methods import find_method
+from tests.conftest import write_image
 from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
@@ -119,6 +120,43 @@ def test_readme_python_runs(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert "runs/" in done.stdout
+
+
+def test_the_way_from_photos_to_predictions_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands and programs of the page, two of them where pfedfda cannot be imported."""
+    pytest.importorskip("onnxruntime", reason="not installed: pip install 'pfedfda[export]'")
+    page = (ROOT / "docs" / "use-a-model.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for number in range(48):
+        client, label = ("anna", "ben")[number % 2], ("cat", "dog")[number // 24]
+        write_image(Path("photos", client, label, f"{number}.png"), 8 * number, (40, 30), "RGB")
+    for number in (1, 2):
+        write_image(Path("new-photos", f"{number}.png"), 20 * number, (64, 48), "RGBA")
+    (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    export = re.search(r"`pfedfda (export .* --format onnx)`:", page)
+    assert export
+    words = [line.removeprefix("pfedfda ").split() for line in commands.splitlines()]
+    onnx = export[1].split()
+    for command in (*words, onnx, [*onnx[:-1], "program"]):
+        assert main(command) == 0, command
+    ours, by_onnx, by_torch = python_blocks(ROOT / "docs" / "use-a-model.md")
+    absent = "import sys\nsys.modules['pfedfda'] = None\n"  # importing it is an error
+    printed = []
+    for program in (ours, absent + by_onnx, absent + by_torch):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    first = capsys.readouterr().out.splitlines()[-4:]
+    (row,) = [line for line in first if line.startswith("new-photos/1.png,")]
+    name, probability = printed[1].split()
+    assert name == row.split(",")[1]
+    assert abs(float(probability) - float(row.split(",")[2])) < 1e-4
+    assert f"['{name}'" in printed[0]
+    assert printed[2].strip() == "torch.Size([5, 2])"
 
 
 def test_the_estimator_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

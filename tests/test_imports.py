@@ -11,6 +11,7 @@ ORDER = (
     {"errors", "files", "inputs", "machine", "seeding", "version"},
     {"gaussian", "data", "models"},
     {"methods"},
+    {"inference"},  # models in use; it knows no runs
     {"runs"},  # what a run is on disk; it knows no engine
     {"engine"},
     {"experiment"},

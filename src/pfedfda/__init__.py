@@ -11,8 +11,9 @@ Federations
     `FederationConfig` says who holds which samples, `federation_from_arrays` makes one for arrays,
     and `prepare` makes a `Federation` of it.
 Personal models
-    `personalize` makes a `PersonalModel` for a new client from a finished run, and `load_model`
-    reads a saved one.
+    `export_models` takes the models of a run's clients out of it, each an `ExportedModel`, and
+    `personalize` makes a `PersonalModel` for a new client. `load_model` reads a saved one: a
+    `PersonalClassifier`, which takes images, tables or texts as somebody has them.
 Methods of your own
     `Method` is what they derive from, and `register` makes one known;
     `find_method` and `all_methods` look methods up.
@@ -29,8 +30,8 @@ Errors
     `RunStoppedError` for runs that ended early.
 
 The packages are `pfedfda.gaussian`, `pfedfda.data`, `pfedfda.models`, `pfedfda.methods`,
-`pfedfda.engine`, `pfedfda.runs`, `pfedfda.experiment`, `pfedfda.report`, `pfedfda.flower` and
-`pfedfda.paper`.
+`pfedfda.inference`, `pfedfda.engine`, `pfedfda.runs`, `pfedfda.experiment`, `pfedfda.report`,
+`pfedfda.flower` and `pfedfda.paper`.
 """
 
 import importlib
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pfedfda.data import Federation, FederationConfig, federation_from_arrays, prepare
     from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
     from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
+    from pfedfda.experiment.exporting import ExportedModel, export_models
     from pfedfda.experiment.personal import PersonalModel, personalize
     from pfedfda.gaussian import (
         Adaptation,
@@ -58,20 +60,22 @@ if TYPE_CHECKING:
         search_beta,
         statistics_from_moments,
     )
+    from pfedfda.inference import PersonalClassifier, load_model
     from pfedfda.methods import Method, all_methods, find_method, register
-    from pfedfda.models import load_model
 
 __all__ = [
     "Adaptation",
     "AdaptiveGaussianClassifier",
     "ClassMoments",
     "Comparison",
+    "ExportedModel",
     "Federation",
     "FederationConfig",
     "GaussianStatistics",
     "InputError",
     "LinearClassifier",
     "Method",
+    "PersonalClassifier",
     "PersonalModel",
     "PfedfdaError",
     "RunResult",
@@ -83,6 +87,7 @@ __all__ = [
     "class_moments",
     "compare",
     "estimate_statistics",
+    "export_models",
     "federation_from_arrays",
     "find_method",
     "interpolate",
@@ -102,6 +107,7 @@ _HOMES = {
     "pfedfda.data": ["Federation", "FederationConfig", "federation_from_arrays", "prepare"],
     "pfedfda.errors": ["InputError", "PfedfdaError", "RunStoppedError"],
     "pfedfda.experiment": ["Comparison", "RunResult", "compare", "load_run", "resume", "run"],
+    "pfedfda.experiment.exporting": ["ExportedModel", "export_models"],
     "pfedfda.experiment.personal": ["PersonalModel", "personalize"],
     "pfedfda.gaussian": [
         "Adaptation",
@@ -118,8 +124,8 @@ _HOMES = {
         "search_beta",
         "statistics_from_moments",
     ],
+    "pfedfda.inference": ["PersonalClassifier", "load_model"],
     "pfedfda.methods": ["Method", "all_methods", "find_method", "register"],
-    "pfedfda.models": ["load_model"],
 }
 _PACKAGES = (
     "data",
@@ -127,6 +133,7 @@ _PACKAGES = (
     "experiment",
     "flower",
     "gaussian",
+    "inference",
     "methods",
     "models",
     "paper",

@@ -53,7 +53,7 @@ def test_a_new_client_gets_a_model_without_training(finished: Path, newcomer: Pa
     # Inverted images are far from what the federation saw, so the own Gaussians must help.
     assert result.accuracy > result.shared_accuracy + 0.2
     state = final_state(finished)
-    body = {f"body.{n}": t for n, t in result.model.body.state_dict().items()}
+    body = {f"body.{n}": t for n, t in result.model.network.body.state_dict().items()}
     assert all(torch.equal(body[name], state[name]) for name in body)
 
 
@@ -61,7 +61,7 @@ def test_the_written_model_is_the_model(finished: Path, newcomer: Path) -> None:
     result = personalize(finished, str(newcomer), seed=3)
     model = load_model(result.folder)
     images = to_input(torch.from_numpy(open_source(str(newcomer)).load().inputs))
-    torch.testing.assert_close(model(images), result.model.eval()(images))
+    torch.testing.assert_close(model(images), result.model(images))
     description = json.loads((result.folder / "model.json").read_text())
     assert description["class_names"] == [str(d) for d in range(10)]
     assert description["model"] == "emnist-cnn"

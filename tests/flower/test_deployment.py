@@ -167,7 +167,7 @@ def test_a_federation_survives_what_happens_to_it(loopback: Loopback) -> None:
     # Every site has its personal model.
     for name in ("vilnius", "kaunas", "liar"):
         (model,) = (loopback.folder / "sites" / name).glob("*/model")
-        assert pfedfda.load_model(model).head.out_features == 10
+        assert pfedfda.load_model(model).network.head.out_features == 10
 
     # Who is not registered, or speaks without encryption, never got in.
     assert not (loopback.folder / "sites" / "stranger").exists()

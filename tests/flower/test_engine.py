@@ -93,7 +93,10 @@ def test_every_site_gets_its_personal_model(tmp_path: Path) -> None:
         (folder,) = (tmp_path / "sites" / name).glob("*/model")
         data = federation.client(number)
         images = torch.from_numpy(np.array(data.test_inputs)).permute(0, 3, 1, 2) * (2 / 255) - 1
-        found = pfedfda.load_model(folder)(images).argmax(1).numpy()
+        model = pfedfda.load_model(folder)
+        found = model(images).argmax(1).numpy()
+        named = [federation.class_names[label] for label in found]
+        assert model.predict(data.test_inputs) == named
         assert (found == data.test_labels).mean() == pytest.approx(accuracy[name])
 
 
@@ -642,7 +645,11 @@ def test_sites_with_images_of_their_own(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "sites" / "kaunas").glob("*/model")
     assert json.loads((folder / "model.json").read_text())["class_names"] == ["light", "dark"]
     light = torch.full((1, 1, 28, 28), 225 * 2 / 255 - 1)
-    assert int(pfedfda.load_model(folder)(light).argmax()) == 0
+    model = pfedfda.load_model(folder)
+    assert int(model(light).argmax()) == 0
+    # Photos of any size, as the site has them.
+    assert model.predict(both / "light") == ["light"] * 10
+    assert model.predict(Image.new("RGB", (300, 200), (15, 15, 15))) == ["dark"]
 
 
 def test_a_site_without_its_images_says_so(tmp_path: Path) -> None:

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pfedfda.data import Federation
+from pfedfda.data import Federation, Preprocessing
 from pfedfda.data.store import write_hashes
 from pfedfda.engine import LocalEngine
 from pfedfda.errors import InputError
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.rounds import run_rounds
+from pfedfda.inference import PersonalClassifier, load_model, save_model
 from pfedfda.inputs import InputType
 from pfedfda.machine import one_thread
 from pfedfda.methods import Task, all_methods
-from pfedfda.models import ModelConfig, build_model, load_model, save_model
+from pfedfda.models import ModelConfig, build_model
 from pfedfda.models.factories import load_factory, name_callable
 from pfedfda.models.weights import load_weights
 from pfedfda.runs import EngineConfig
@@ -230,7 +231,9 @@ def test_weights_go_in_by_name_and_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mlp", "linear"])
 def test_saved_models_for_vectors_come_back(tmp_path: Path, name: str) -> None:
     model = build_model(ModelConfig(name), (5,), 3, 0, "float32")
-    save_model(tmp_path, model, ModelConfig(name), (5,), "abc", {}, "float32")
+    raw = Preprocessing("float32", (5,))
+    classifier = PersonalClassifier(model, ("a", "b", "c"), ModelConfig(name), (5,), "float32", raw)
+    save_model(tmp_path, classifier)
     inputs = torch.randn(4, 5)
     assert torch.equal(load_model(tmp_path)(inputs), model(inputs))
     assert EngineConfig().device == "cpu"

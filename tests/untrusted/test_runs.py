@@ -66,6 +66,9 @@ def copied(whole: Path, tmp_path: Path) -> Path:
     return folder
 
 
+MODEL_FILES = ["model.json", "model.safetensors", "preprocessing.json"]
+
+
 def tensor_file(header: Any, content: bytes = b"", length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + content
@@ -120,7 +123,7 @@ def test_bad_tensor_files_are_refused_everywhere(
 def test_a_damaged_model_is_read_or_refused(
     tmp_path: Path, model_folder: Path, data: st.DataObject
 ) -> None:
-    file = data.draw(st.sampled_from(["model.json", "model.safetensors"]))
+    file = data.draw(st.sampled_from(MODEL_FILES))
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / file).write_bytes(data.draw(damaged((model_folder / file).read_bytes())))
     is_refused(load_model, tmp_path)
@@ -128,7 +131,28 @@ def test_a_damaged_model_is_read_or_refused(
 
 @settings(max_examples=200, suppress_health_check=IN_ONE_FOLDER)
 @given(
-    name=st.sampled_from(["format", "model", "input_shape", "class_names"]),
+    name=st.sampled_from(
+        ["type", "shape", "columns", "text_column", "backbone_size", "backbone_key", "transform"]
+    ),
+    value=st.one_of(
+        JSON_VALUES,
+        st.sampled_from(["sqrt", "none", "text", "int64", "float32", [10**5, 10**5, 3], [28, 28]]),
+    ),
+)
+def test_a_strange_preprocessing_is_refused(
+    tmp_path: Path, model_folder: Path, images: Path, name: str, value: Any
+) -> None:
+    """Whoever is not refused can predict, or is refused then, and takes little memory."""
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    about = json.loads((model_folder / "preprocessing.json").read_text())
+    (tmp_path / "preprocessing.json").write_text(json.dumps({**about, name: value}))
+    with little_memory():
+        is_refused(lambda: load_model(tmp_path).predict(images))
+
+
+@settings(max_examples=200, suppress_health_check=IN_ONE_FOLDER)
+@given(
+    name=st.sampled_from(["format", "model", "input_shape", "class_names", "precision", "about"]),
     value=st.one_of(
         JSON_VALUES,
         st.lists(st.sampled_from([-1, 0, 1, 3, 28, 1000, 20_000, 10**12]), min_size=3, max_size=3),

@@ -21,6 +21,8 @@ COMMANDS = {
     "reproduce": "Run a table or figure of the paper, and print our numbers beside the paper's.",
     "report": "Write a page with tables and figures about runs.",
     "personalize": "Make a personal model for new images from a finished run.",
+    "export": "Write the models of a run's clients, for 'pfedfda predict' or any other program.",
+    "predict": "Print the class of images, tables or texts, by a model that was exported.",
     "data": "Prepare a federation, print its sizes and draw what its clients hold.",
     "methods": "List the methods and their hyper-parameters.",
     "check-method": "Check that a method of your own keeps the contract.",
@@ -42,6 +44,8 @@ examples:
   pfedfda compare --methods local fedavg fedavg-ft --source ~/photos --rounds 50
   pfedfda run --config runs/digits-fedavg/config.toml --seed 1
   pfedfda run --resume runs/digits-fedavg
+  pfedfda export runs/digits-fedavg --client 3
+  pfedfda predict runs/digits-fedavg/models/3 ~/photos --top 3
   pfedfda reproduce table1 --columns cifar10-s@25 --methods fedavg-ft pfedfda --dry-run
   pfedfda report runs/digits-fedavg runs/digits-pfedfda
 

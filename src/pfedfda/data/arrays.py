@@ -86,6 +86,18 @@ class ArrayFile:
         loaded = Dataset(_as_inputs(inputs, self.path), labels, class_names, groups, group_names)
         return self._sized(loaded)
 
+    def load_inputs(self) -> NDArray[Any]:
+        """Read the inputs alone; there need be no labels, and an ``.npy`` may have any name."""
+        if not self.path.is_file():
+            raise InputError(f"There is no file {self.path}.")
+        if self.path.suffix == ".npy":
+            return _as_inputs(_map_npy(self.path), self.path)
+        arrays = self._read_npz()
+        name = next((name for name in INPUTS if name in arrays), None)
+        if name is None:
+            raise InputError(f"The file {self.path} has no array 'images' (or 'X').")
+        return _as_inputs(arrays[name], self.path)
+
     def _inputs_and_labels(self, arrays: dict[str, NDArray[Any]]) -> tuple[NDArray[Any], Any]:
         name = next((name for name in INPUTS if name in arrays), None)
         labels = next((n for n in LABELS[name] if n in arrays), None) if name else None
@@ -140,15 +152,7 @@ class ArrayFile:
         return {self.path.stem: self.path, **others}
 
     def _read_npy(self) -> dict[str, NDArray[Any]]:
-        arrays = {}
-        for name, file in self._siblings().items():
-            try:
-                arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-            except (ValueError, OSError, EOFError) as error:
-                raise InputError(
-                    f"The file {file} cannot be read as a plain array ({error})."
-                ) from error
-        return arrays
+        return {name: _map_npy(file) for name, file in self._siblings().items()}
 
     def _read_npz(self) -> dict[str, NDArray[Any]]:
         try:
@@ -185,6 +189,14 @@ class ArrayFile:
                 f"more than {HARMLESS_BYTES:,} are allowed only at up to {MOST_COMPRESSION} times "
                 f"the size of the file: write it without compression, with numpy.savez."
             )
+
+
+def _map_npy(file: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"The file {file} cannot be read as a plain array ({error}).") from error
+    return array
 
 
 def _read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArrayHeader:

@@ -7,7 +7,8 @@ from pfedfda.data.arrays import ArrayFile
 from pfedfda.data.digit5 import Digit5, FontDigits
 from pfedfda.data.hub import HubDataset
 from pfedfda.data.sources import Digits, Folder, Source
-from pfedfda.data.tables import SUFFIXES, Columns, TableFile
+from pfedfda.data.table_files import SUFFIXES, TableFile
+from pfedfda.data.tables import Columns
 from pfedfda.errors import InputError, nearest, quote
 from pfedfda.files import LARGEST_SIDE, expand_user
 

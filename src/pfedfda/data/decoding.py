@@ -101,11 +101,37 @@ def decode_all(
         mode = "RGB" if colour else "L"
     images = np.empty((len(encoded), size, size, 3 if mode == "RGB" else 1), dtype=np.uint8)
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside the interpreter lock
-        for row, image in enumerate(pool.map(lambda item: _decode(item, size, mode), encoded)):
+        for row, image in enumerate(
+            pool.map(lambda item: decode_image(item, size, size, mode), encoded)
+        ):
             images[row] = image
             if progress is not None:
                 progress(row + 1, len(encoded))
     return images
+
+
+def decode_image(item: Encoded, height: int, width: int, mode: str) -> NDArray[np.uint8]:
+    """Decode one image as `decode_all` does, to a given height and width; the mode is L or RGB."""
+    with _open(item) as image:
+        return fit_image(item[0], image, height, width, mode)
+
+
+def fit_image(
+    name: str, image: Image.Image, height: int, width: int, mode: str
+) -> NDArray[np.uint8]:
+    """Return a Pillow image in a mode, cropped at the centre and scaled; see `decode_image`."""
+    pixel_bytes = PIXEL_BYTES_OF.get(image.format or "", PIXEL_BYTES)
+    with _budget.holding(image.width * image.height * pixel_bytes):
+        try:
+            image.load()
+        except Exception as error:
+            raise _undecodable(name, error) from error
+        # 16 bits or more: keep the upper eight
+        deep = image.mode.startswith(("I", "F"))
+        decoded = (_upper_bits(image) if deep else image).convert(mode)
+        if decoded.size != (width, height):
+            decoded = ImageOps.fit(decoded, (width, height), Image.Resampling.BICUBIC)
+        return np.asarray(decoded).reshape(height, width, -1)
 
 
 def scale(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -142,7 +168,7 @@ def _readable(encoded: Sequence[Encoded], unreadable: list[int]) -> list[Encoded
 
     def is_readable(item: Encoded) -> bool:
         try:
-            _decode(item, 8, "L")
+            decode_image(item, 8, 8, "L")
         except InputError:
             return False
         return True
@@ -186,22 +212,6 @@ def _open(item: Encoded) -> Image.Image:
         image.close()
         raise _too_large(name, f"{image.width}×{image.height} pixels")
     return image
-
-
-def _decode(item: Encoded, size: int, mode: str) -> NDArray[np.uint8]:
-    with _open(item) as image:
-        pixel_bytes = PIXEL_BYTES_OF.get(image.format or "", PIXEL_BYTES)
-        with _budget.holding(image.width * image.height * pixel_bytes):
-            try:
-                image.load()
-            except Exception as error:
-                raise _undecodable(item[0], error) from error
-            # 16 bits or more: keep the upper eight
-            deep = image.mode.startswith(("I", "F"))
-            decoded = (_upper_bits(image) if deep else image).convert(mode)
-            if decoded.size != (size, size):
-                decoded = ImageOps.fit(decoded, (size, size), Image.Resampling.BICUBIC)
-            return np.asarray(decoded).reshape(size, size, -1)
 
 
 def _upper_bits(image: Image.Image) -> Image.Image:

@@ -56,16 +56,25 @@ def prepare(
     """
     if config.backbone is None:
         return _prepare_inputs(config, cache, progress)
-    raw = replace(
+    raw = _prepare_inputs(_without_features(config), cache, progress)
+    return _prepare_features(config, raw, cache, progress, torch.device(device))
+
+
+def prepare_raw(config: FederationConfig) -> Federation:
+    """Return the same federation with samples as the source has them, not as networks do."""
+    if config.backbone is None and prepare(config).preprocessing.map is None:
+        return prepare(config)
+    return _prepare_inputs(_without_features(config), None, None)
+
+
+def _without_features(config: FederationConfig) -> FederationConfig:
+    return replace(
         config,
         backbone=None,
         backbone_size=None,
         feature_dims=None,
         feature_transform="none",
         standardize=False,  # features are, once they have been made
-    )
-    return _prepare_features(
-        config, _prepare_inputs(raw, cache, progress), cache, progress, torch.device(device)
     )
 
 
@@ -148,6 +157,7 @@ def _prepare_features(
             config.backbone_size,
             backbone.key(),
             mapping,
+            raw.preprocessing.text_column,
         ).save(folder)
         (folder / "index.json").write_text(json.dumps(index))
 
@@ -231,7 +241,11 @@ def _prepare_inputs(
         mapping = standardization(ordered, _training_slices(train_sizes, test_sizes))
         dataset = replace(dataset, inputs=mapping(dataset.inputs))
     preprocessing = Preprocessing(
-        index["type"], dataset.inputs.shape[1:], dataset.columns, map=mapping
+        index["type"],
+        dataset.inputs.shape[1:],
+        dataset.columns,
+        map=mapping,
+        text_column=config.text_column,
     )
 
     def write(folder: Path) -> None:

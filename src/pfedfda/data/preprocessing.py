@@ -6,6 +6,7 @@ A run and a model keep this beside their tensors (``preprocessing.json`` and
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from safetensors.numpy import load_file, save_file
 from pfedfda.data.features import FeatureMap, extract_features
 from pfedfda.data.store import default_cache
 from pfedfda.errors import InputError, quote
-from pfedfda.files import LARGEST_SIDE, json_text, read_text, replacing, write_text
-from pfedfda.models.backbones import open_backbone
+from pfedfda.files import LARGE, LARGEST_SIDE, json_text, read_text, replacing, write_text
+from pfedfda.inputs import read_inputs
+from pfedfda.models.backbones import Backbone, open_backbone
+from pfedfda.models.build import MOST_VALUES
 from pfedfda.models.factories import is_allowed, is_program
 
 ABOUT = "preprocessing.json"
 NUMBERS = "preprocessing.safetensors"
-RAW_TYPES = ("uint8", "float32", "int64", "text")
 UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
     *(OverflowError, RecursionError, SafetensorError),
@@ -49,6 +51,8 @@ class Preprocessing:
         What determined the backbone's features, to refuse another one of the same name.
     map
         What is done to numbers or features afterwards; None for nothing.
+    text_column
+        The column of a table that the texts came from.
     """
 
     type: str
@@ -58,26 +62,34 @@ class Preprocessing:
     backbone_size: int | None = None
     backbone_key: dict[str, Any] = field(default_factory=dict)
     map: FeatureMap | None = None
+    text_column: str | None = None
 
     def __call__(self, samples: NDArray[Any]) -> NDArray[Any]:
         """Return inputs of the network, for samples of the type and shape above."""
+        backbone = self.open_backbone()
         inputs = samples
-        if self.backbone is not None:
-            if is_program(self.backbone) and not is_allowed(self.backbone):
-                raise InputError(
-                    f"The backbone {quote(self.backbone)} is a program, and is run only if you "
-                    f"name it with --backbone."
-                )
-            side = max(self.shape[:2]) if self.type == "uint8" else None
-            backbone = open_backbone(self.backbone, self.backbone_size, side)
-            if json.loads(json.dumps(backbone.key())) != self.backbone_key:
-                raise InputError(
-                    f"The backbone {self.backbone} is not the one that the model was trained with: "
-                    f"its weights or its preprocessing differ."
-                )
+        if backbone is not None:
             fingerprint = _fingerprint(samples)
             inputs = extract_features(backbone, samples, fingerprint, default_cache())
         return inputs if self.map is None else self.map(inputs)
+
+    def open_backbone(self) -> Backbone | None:
+        """Return the backbone, None if there is none; refuse another one of the same name."""
+        if self.backbone is None:
+            return None
+        if is_program(self.backbone) and not is_allowed(self.backbone):
+            raise InputError(
+                f"The backbone {quote(self.backbone)} is a program, and is run only if you "
+                f"name it with --backbone."
+            )
+        side = max(self.shape[:2]) if self.type == "uint8" else None
+        backbone = open_backbone(self.backbone, self.backbone_size, side)
+        if json.loads(json.dumps(backbone.key())) != self.backbone_key:
+            raise InputError(
+                f"The backbone {self.backbone} is not the one that the model was trained with: "
+                f"its weights or its preprocessing differ."
+            )
+        return backbone
 
     @property
     def does_something(self) -> bool:
@@ -90,6 +102,7 @@ class Preprocessing:
             "type": self.type,
             "shape": list(self.shape),
             "columns": list(self.columns),
+            "text_column": self.text_column,
             "backbone": self.backbone,
             "backbone_size": self.backbone_size,
             "backbone_key": self.backbone_key,
@@ -108,26 +121,44 @@ class Preprocessing:
         try:
             about = json.loads(read_text(folder / ABOUT))
             transform = about["transform"]
-            if about["type"] not in RAW_TYPES:
-                raise ValueError(f"inputs of type {str(about['type'])[:80]!r} are unknown")
-            size = about["backbone_size"]
-            if size is not None and (type(size) is not int or not 8 <= size <= LARGEST_SIDE):
-                raise ValueError(f"the size of images for the backbone is {str(size)[:80]!r}")
+            kind, shape = _samples_of(about)
+            size, column = about["backbone_size"], about.get("text_column")
+            if size is not None and not (type(size) is int and 8 <= size <= LARGEST_SIDE):
+                raise ValueError(f"backbone_size is {quote(size)}")
             return cls(
-                type=about["type"],
-                shape=tuple(int(n) for n in about["shape"]),
+                type=kind,
+                shape=shape,
                 columns=tuple(str(name) for name in about["columns"]),
                 backbone=None if about["backbone"] is None else str(about["backbone"]),
                 backbone_size=size,
                 backbone_key=dict(about["backbone_key"]),
                 map=None
                 if transform is None
-                else FeatureMap.of(transform, load_file(folder / NUMBERS)),
+                else FeatureMap.of(transform, _read_numbers(folder / NUMBERS)),
+                text_column=None if column is None else str(column),
             )
         except UNREADABLE as error:
             raise InputError(
                 f"The preprocessing in {folder} cannot be read ({str(error)[:200]})."
             ) from error
+
+
+def _samples_of(about: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """Return the type and the shape of samples; raise ValueError for what no sample can be."""
+    if about["type"] == "text":
+        return "text", ()
+    shape, kind = read_inputs({"input_shape": about["shape"], "input_type": about["type"]})
+    too_large = kind == "uint8" and max(shape[:2]) > LARGEST_SIDE
+    if too_large or math.prod(shape) > MOST_VALUES:
+        raise ValueError(f"samples of shape {shape} are too large")
+    return kind, shape
+
+
+def _read_numbers(path: Path) -> dict[str, NDArray[Any]]:
+    size = path.stat().st_size
+    if size > LARGE:
+        raise ValueError(f"{path.name} has {size:,} bytes, and {LARGE:,} are allowed")
+    return load_file(path)
 
 
 def _fingerprint(samples: NDArray[Any]) -> str:

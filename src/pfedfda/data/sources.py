@@ -2,8 +2,8 @@
 
 A source can tell what determines its content without reading all of it (`Source.key`), and it can
 load it (`Source.load`). This file has the digits and the user's own images. Arrays are in
-`pfedfda.data.arrays`, tables in `pfedfda.data.tables`, datasets of the Hub in `pfedfda.data.hub`,
-and names for all of them in `pfedfda.data.catalogue`.
+`pfedfda.data.arrays`, tables in `pfedfda.data.table_files`, datasets of the Hub in
+`pfedfda.data.hub`, and names for all of them in `pfedfda.data.catalogue`.
 """
 
 from collections.abc import Iterable

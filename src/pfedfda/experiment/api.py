@@ -11,6 +11,8 @@ from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.data.catalogue import is_published
 from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
+from pfedfda.experiment.exporting import MODELS, write_models
+from pfedfda.experiment.finished import load_finished
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
@@ -149,7 +151,9 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
         folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
         write_class_counts(federation, folder)
         with _saying_how_to_go_on("run", folder, config):
-            return run_rounds(method, config, engine, folder, observer)
+            result = run_rounds(method, config, engine, folder, observer)
+        _save_models(config, federation, folder, observer)
+        return result
 
 
 def compare_config(config: Config, observer: Observer, folder: Path | None = None) -> Comparison:
@@ -194,6 +198,7 @@ def compare_config(config: Config, observer: Observer, folder: Path | None = Non
                 raise
             comparison.results.append(result)
             comparison.write()
+            _save_models(config, federation, subfolder, observer)
         if comparison.results:
             comparison.write()  # a kill may have come between the last run and its line
     return comparison
@@ -319,6 +324,13 @@ def _prepare(config: Config, observer: Observer, new: bool) -> tuple[Config, Fed
         fit = load_weights(task.build_model(), config.model.weights)
         observer.say(f"{config.model.weights}: {fit}.")
     return config, federation, task
+
+
+def _save_models(config: Config, federation: Federation, folder: Path, observer: Observer) -> None:
+    """Write every client's model, if that was asked for."""
+    if config.output.save_models:
+        written = write_models(load_finished(folder), federation, range(len(federation)))
+        observer.say(f"{len(written)} models are in {folder / MODELS}.")
 
 
 def _stem(config: Config) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pfedfda.data import ClientData, Federation, FederationConfig, Preprocessing, prepare
+from pfedfda.data import ClientData, Federation, FederationConfig, prepare
 from pfedfda.data.catalogue import SOURCE_OPTIONS
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
@@ -21,10 +21,11 @@ from pfedfda.engine.client import ClientRunner
 from pfedfda.errors import InputError
 from pfedfda.files import flush, make_folders
 from pfedfda.flower.app_settings import SiteConfig, is_plain
+from pfedfda.inference import PersonalClassifier, save_model
 from pfedfda.inputs import InputType
 from pfedfda.machine import one_thread, resolve_device
 from pfedfda.methods import Method, Task, Tensors
-from pfedfda.models import Model, save_model
+from pfedfda.models import Model
 from pfedfda.runs import ClientStates, Outcome
 from pfedfda.runs.config import Config
 
@@ -223,8 +224,7 @@ class Site:
             for place in (folder, self.site.folder):
                 flush(place)
         if site_step.keep_model and outcome.personal is not None:
-            model, preprocessing = outcome.personal.model, self.federation.preprocessing
-            _keep_model(folder / "model", model, preprocessing, site_step, outcome)
+            self._keep_model(folder / "model", outcome.personal.model, site_step, outcome)
         return outcome
 
     def _data(self, class_names: tuple[str, ...]) -> ClientData:
@@ -239,39 +239,33 @@ class Site:
             train_labels=number[data.train_labels], test_labels=number[data.test_labels]
         )
 
-
-def _keep_model(
-    folder: Path,
-    model: nn.Module,
-    preprocessing: Preprocessing,
-    site_step: SiteStep,
-    outcome: Outcome,
-) -> None:
-    """Write the personal model where the site finds it; the folder is complete or not there."""
-    if not isinstance(model, Model):
-        return
-    new = folder.with_name(f"{folder.name}.{os.getpid()}")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    about = {
-        "method": site_step.method.name,
-        "run": site_step.run,
-        "round": site_step.round,
-        "images_held_out": outcome.tested,
-        "accuracy": outcome.correct / outcome.tested if outcome.tested else None,
-        **outcome.metrics,
-    }
-    save_model(
-        new,
-        model,
-        site_step.config.model,
-        site_step.input_shape,
-        site_step.class_names,
-        about,
-        site_step.input_type,
-    )
-    if preprocessing.does_something:
-        preprocessing.save(new)
-    shutil.rmtree(folder, ignore_errors=True)
-    new.replace(folder)
-    flush(folder.parent)
+    def _keep_model(
+        self, folder: Path, network: nn.Module, site_step: SiteStep, outcome: Outcome
+    ) -> None:
+        """Write the personal model where the site finds it; a folder is complete or not there."""
+        if not isinstance(network, Model):
+            return
+        about = {
+            "method": site_step.method.name,
+            "run": site_step.run,
+            "round": site_step.round,
+            "images_held_out": outcome.tested,
+            "accuracy": outcome.correct / outcome.tested if outcome.tested else None,
+            **outcome.metrics,
+        }
+        model = PersonalClassifier(
+            network,
+            site_step.class_names,
+            site_step.task.model,
+            site_step.input_shape,
+            site_step.input_type,
+            self.federation.preprocessing,
+            about,
+        )
+        new = folder.with_name(f"{folder.name}.{os.getpid()}")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        save_model(new, model)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.replace(folder)
+        flush(folder.parent)

@@ -1,7 +1,6 @@
 """Feature extractors with a named body and head."""
 
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
-from pfedfda.models.export import load_model, save_model
 from pfedfda.models.networks import BODIES, Body, Model
 
 __all__ = [
@@ -11,7 +10,5 @@ __all__ = [
     "ModelConfig",
     "build_model",
     "default_model",
-    "load_model",
     "model_tensors",
-    "save_model",
 ]

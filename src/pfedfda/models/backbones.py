@@ -53,6 +53,9 @@ class Backbone:
         What determines the features beside the weights: sizes, pooling, the program's text.
     batch_size
         How many inputs go through at once.
+    outside
+        What of `prepare` runs outside of torch, so that it cannot be part of an exported graph;
+        None if `prepare` also takes a tensor and is made of torch's operations.
     """
 
     spec: str
@@ -61,6 +64,7 @@ class Backbone:
     takes: str
     about: dict[str, Any]
     batch_size: int = 16
+    outside: str | None = None
 
     def key(self) -> dict[str, Any]:
         """Return what determines the features: a hash of the weights, and `about`."""
@@ -166,7 +170,7 @@ def _efficientnet(size: int) -> Backbone:
     _fold_batch_norm(network)
     module = _Pooled(network).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def prepare(images: NDArray[np.uint8]) -> Tensor:
+    def prepare(images: NDArray[np.uint8] | Tensor) -> Tensor:
         return (resized(images, size) - 127) / 128
 
     return Backbone(
@@ -192,9 +196,10 @@ def _fold_batch_norm(network: Any) -> None:
             setattr(owner, norm, nn.Identity())
 
 
-def resized(images: NDArray[np.uint8], size: int) -> Tensor:
+def resized(images: NDArray[np.uint8] | Tensor, size: int) -> Tensor:
     """Return colour images (n, 3, size, size), 0 to 255, from uint8 ones of any size."""
-    tensor = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2).float()
+    tensor = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
+    tensor = tensor.permute(0, 3, 1, 2).float()
     if tensor.shape[1] == 1:
         tensor = tensor.expand(-1, 3, -1, -1)
     if tensor.shape[2:] != (size, size):
@@ -284,7 +289,8 @@ def _text_backbone(transformers: Any, where: str, spec: str, network: nn.Module)
         )
 
     about = {"pooling": "mean", "tokens": longest, "transformers": transformers.__version__}
-    return Backbone(spec, _MeanOfTokens(network), prepare, "texts", about, batch_size=32)
+    module = _MeanOfTokens(network)
+    return Backbone(spec, module, prepare, "texts", about, 32, outside="its tokenizer")
 
 
 def _image_backbone(
@@ -305,7 +311,8 @@ def _image_backbone(
         "processor": repr(sorted(processor.to_dict().items(), key=lambda item: item[0])),
         "transformers": transformers.__version__,
     }
-    return Backbone(spec, _PooledImages(network), prepare, "images", about)
+    module = _PooledImages(network)
+    return Backbone(spec, module, prepare, "images", about, outside="its image processor")
 
 
 def _own(spec: str, image_size: int | None) -> Backbone:
@@ -328,12 +335,11 @@ def _own(spec: str, image_size: int | None) -> Backbone:
     module.eval().requires_grad_(False)
 
     def scaled(inputs: Any) -> Any:
-        if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 and image_size is not None:
-            return resized(inputs, image_size)
-        if not isinstance(inputs, np.ndarray):
+        if isinstance(inputs, np.ndarray):
+            inputs = torch.from_numpy(np.array(inputs))
+        if not isinstance(inputs, Tensor) or inputs.dtype != torch.uint8:
             return inputs
-        tensor = torch.from_numpy(np.array(inputs))
-        return tensor.permute(0, 3, 1, 2) if inputs.dtype == np.uint8 else tensor
+        return inputs.permute(0, 3, 1, 2) if image_size is None else resized(inputs, image_size)
 
     def prepared(inputs: Any) -> Any:
         return scaled(inputs) if prepare is None else prepare(scaled(inputs))

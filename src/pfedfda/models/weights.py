@@ -9,6 +9,19 @@ from torch import nn
 
 from pfedfda.errors import InputError
 
+UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,  # RecursionError is one
+)
+"""What reading tensors and descriptions that somebody else has written may raise."""
+
 
 class Fit(NamedTuple):
     """What of a file went into a model."""

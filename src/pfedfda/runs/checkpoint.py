@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pfedfda.errors import InputError, quote
 from pfedfda.files import json_text, read_text, refuse_link, replacing, write_text
-from pfedfda.models.export import UNREADABLE
+from pfedfda.models.weights import UNREADABLE
 from pfedfda.runs.layout import MANIFEST
 
 FORMAT = 1

@@ -113,10 +113,14 @@ class OutputConfig:
     name
         The name of the run's folder in it; by default made from the source and the method, with a
         number if there is one of that name already.
+    save_models
+        At the end, write the personal model of every client to the folder models of the run, as
+        'pfedfda export --all' does later.
     """
 
     output: Path = Path("runs")
     name: str | None = None
+    save_models: bool = False
 
     def __post_init__(self) -> None:
         if self.name is not None and (Path(self.name).name != self.name or self.name in ("", "..")):

@@ -122,7 +122,7 @@ class RunResult:
     @cached_property
     def clients(self) -> list[ClientRow]:
         """The clients after the last evaluation."""
-        return _read_clients(self.folder / CLIENTS)
+        return read_clients(self.folder / CLIENTS)
 
     @cached_property
     def new_clients(self) -> dict[str, list[float]]:
@@ -323,7 +323,8 @@ def _read_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def _read_clients(path: Path) -> list[ClientRow]:
+def read_clients(path: Path) -> list[ClientRow]:
+    """Read ``clients.csv``: the clients after the last evaluation, none if there is no file."""
     clients = []
     for row in _read_rows(path, ["client", "accuracy"]):
         values = {n: as_number(row.get(n), n, path) for n in ("accuracy", "severity")}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfedfda.errors import RunStoppedError
 from pfedfda.files import flush
-from pfedfda.models.export import UNREADABLE
+from pfedfda.models.weights import UNREADABLE
 
 CLIENTS_PER_FOLDER = 1000
 SUFFIX = ".safetensors"
