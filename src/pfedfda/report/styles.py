@@ -57,6 +57,7 @@ STYLES: dict[str, Style] = {
     "local": Style("grey", DOTTED, "cross"),
     "fedavg": Style("orange", SOLID, "square"),
     "fedavg-ft": Style("orange", DASHED, "diamond"),
+    "fedprox": Style("orange", DOTTED, "triangle"),
     "apfl": Style("green", SOLID, "triangle"),
     "ditto": Style("green", DASHED, "down"),
     "pfedme": Style("olive", SOLID, "diamond"),
