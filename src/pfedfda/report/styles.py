@@ -62,6 +62,7 @@ STYLES: dict[str, Style] = {
     "ditto": Style("green", DASHED, "down"),
     "pfedme": Style("olive", SOLID, "diamond"),
     "lg-fedavg": Style("olive", DASHED, "square"),
+    "fedper": Style("red", DOTTED, "circle"),
     "fedrep": Style("red", SOLID, "plus"),
     "fedbabu": Style("red", DASHED, "triangle"),
     "fedrod": Style("purple", SOLID, "down"),
