@@ -67,6 +67,7 @@ STYLES: dict[str, Style] = {
     "fedbabu": Style("red", DASHED, "triangle"),
     "fedrod": Style("purple", SOLID, "down"),
     "fedpac": Style("purple", DASHED, "plus"),
+    "fedproto": Style("purple", DOTTED, "cross"),
     "pfedfda": Style("blue", SOLID, "circle"),
     "pfedfda-pooled": Style("blue", DASHED, "circle"),
     "pfedfda-paper": Style("blue", DOTTED, "square"),
