@@ -68,6 +68,7 @@ STYLES: dict[str, Style] = {
     "fedrod": Style("purple", SOLID, "down"),
     "fedpac": Style("purple", DASHED, "plus"),
     "fedproto": Style("purple", DOTTED, "cross"),
+    "feddbe": Style("purple", SOLID, "square"),
     "pfedfda": Style("blue", SOLID, "circle"),
     "pfedfda-pooled": Style("blue", DASHED, "circle"),
     "pfedfda-paper": Style("blue", DOTTED, "square"),
