@@ -61,6 +61,7 @@ STYLES: dict[str, Style] = {
     "apfl": Style("green", SOLID, "triangle"),
     "ditto": Style("green", DASHED, "down"),
     "pfedme": Style("olive", SOLID, "diamond"),
+    "fedala": Style("olive", DOTTED, "plus"),
     "lg-fedavg": Style("olive", DASHED, "square"),
     "fedper": Style("red", DOTTED, "circle"),
     "fedrep": Style("red", SOLID, "plus"),
