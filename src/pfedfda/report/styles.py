@@ -58,6 +58,7 @@ STYLES: dict[str, Style] = {
     "fedavg": Style("orange", SOLID, "square"),
     "fedavg-ft": Style("orange", DASHED, "diamond"),
     "fedprox": Style("orange", DOTTED, "triangle"),
+    "per-fedavg": Style("orange", SOLID, "down"),
     "apfl": Style("green", SOLID, "triangle"),
     "ditto": Style("green", DASHED, "down"),
     "pfedme": Style("olive", SOLID, "diamond"),
