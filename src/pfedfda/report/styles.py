@@ -67,6 +67,7 @@ STYLES: dict[str, Style] = {
     "fedper": Style("red", DOTTED, "circle"),
     "fedrep": Style("red", SOLID, "plus"),
     "fedbabu": Style("red", DASHED, "triangle"),
+    "fedas": Style("red", SOLID, "square"),
     "fedrod": Style("purple", SOLID, "down"),
     "fedpac": Style("purple", DASHED, "plus"),
     "fedproto": Style("purple", DOTTED, "cross"),
