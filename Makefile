@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: help demo test test-slow lint format clean
 
 help:
-	@echo "make demo     compare all methods on a federation of handwritten digits (a minute or two)"
+	@echo "make demo     compare twelve methods on a federation of handwritten digits (a minute or two)"
 	@echo "make test     run the tests"
 	@echo "make test-slow  run the tests that take minutes: a federation of real processes"
 	@echo "make lint     check style and types"

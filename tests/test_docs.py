@@ -29,7 +29,7 @@ def python_blocks(path: Path) -> list[str]:
 
 @pytest.fixture
 def example_methods(tmp_path: Path):
-    names = ("fedprox", "fedper")
+    names = ("myprox", "myper")
     blocks = python_blocks(ROOT / "docs" / "write-a-method.md")
     for name, block in zip(names, blocks, strict=True):
         (tmp_path / f"{name}.py").write_text(block)
@@ -37,7 +37,7 @@ def example_methods(tmp_path: Path):
 
 
 @pytest.fixture
-def fedprox(example_methods: list[Path]) -> Path:
+def myprox(example_methods: list[Path]) -> Path:
     return example_methods[0]
 
 
@@ -48,7 +48,7 @@ def test_the_example_methods_keep_the_contract(
         assert main(["check-method", str(path)]) == 0, capsys.readouterr().out
 
 
-def test_fedper_without_its_first_head_is_found(
+def test_myper_without_its_first_head_is_found(
     example_methods: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the page says of leaving out a line."""
@@ -63,16 +63,16 @@ def test_fedper_without_its_first_head_is_found(
 
 
 def test_the_example_method_runs_from_the_command_line(
-    fedprox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    myprox: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
-        "run", "--method", str(fedprox), "--fedprox.mu", "0.5", "--rounds", "1", "--quiet",
+        "run", "--method", str(myprox), "--myprox.mu", "0.5", "--rounds", "1", "--quiet",
         "--clients", "6", "--partition", "client-dirichlet", "--samples", "8",
         "--output", str(tmp_path),
     ]  # fmt: skip
     assert main(words) == 0
     folder = Path(capsys.readouterr().out.strip())
-    assert folder.name == "digits-fedprox"
+    assert folder.name == "digits-myprox"
     # Its config.toml names the file, so it can be run again.
     config = ["--config", str(folder / "config.toml"), "--output", str(tmp_path)]
     assert main(["run", *config, "--quiet"]) == 0
@@ -82,16 +82,16 @@ def test_the_example_method_runs_from_the_command_line(
 
 
 def test_the_example_method_runs_in_fresh_processes(
-    fedprox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    myprox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pfedfda.engine.local.sys.platform", "darwin")
     federation = FederationConfig(partition="client-dirichlet", clients=3, samples=8)
-    result = run(str(fedprox), federation, rounds=1, workers=1, output=tmp_path, quiet=True)
+    result = run(str(myprox), federation, rounds=1, workers=1, output=tmp_path, quiet=True)
     assert result.summary["status"] == "complete"
 
 
-def test_the_example_method_is_what_it_says(fedprox: Path, tmp_path: Path) -> None:
-    method = find_method(str(fedprox))
+def test_the_example_method_is_what_it_says(myprox: Path, tmp_path: Path) -> None:
+    method = find_method(str(myprox))
     labels = [0, 1, 2, 3, 0, 1]
     start = TASK.initial_tensors()
     plain = find_method("fedavg")().train(make_client(labels), start).tensors
@@ -250,6 +250,7 @@ def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:
     federation = prepare(config.federation, cache=tmp_path)
     assert len(federation) >= 40
     assert federation.train_sizes.max() < 50
+    assert len(config.methods) == 12  # not every method there is: that would take twice as long
     schedule = config.schedule
     assert all(schedule.evaluates(number) for number in range(1, schedule.rounds + 1))  # curves
 

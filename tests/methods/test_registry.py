@@ -131,3 +131,22 @@ def test_a_preset_has_only_what_its_method_has_and_allows(mine: Path) -> None:
     with pytest.raises(InputError, match="The ridge is -1"):
         register_preset(find_method("pfedfda"), "odd", "Odd", "Odd.", ridge=-1.0)
     assert "odd" not in all_methods()
+
+
+def test_a_file_cannot_take_the_name_of_another_method(tmp_path: Path) -> None:
+    """Not even with a class of the same name."""
+    path = tmp_path / "fedprox.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "from pfedfda.methods import register\n"
+        "from pfedfda.methods.fedavg import FedAvg\n"
+        "@register\n"
+        "@dataclass(frozen=True)\n"
+        "class FedProx(FedAvg):\n"
+        "    '''Another.'''\n"
+        "    name: ClassVar[str] = 'fedprox'\n"
+    )
+    with pytest.raises(InputError, match="Two methods are called 'fedprox'"):
+        find_method(str(path))
+    assert find_method("fedprox").__module__ == "pfedfda.methods.fedprox"

@@ -20,7 +20,8 @@ _user_files: dict[str, Path] = {}
 def register(method: M) -> M:
     """Make a method known under its name; a class decorator."""
     known = _registry.get(method.name)
-    if known is not None and known.__qualname__ != method.__qualname__:
+    origins = {(m.__module__, m.__qualname__) for m in (known, method) if m is not None}
+    if len(origins) > 1:
         raise InputError(f"Two methods are called {method.name!r}: {known} and {method}.")
     _registry[method.name] = method
     return method

@@ -34,6 +34,7 @@ def sgd(
     epochs: int | None = None,
     lr: float | None = None,
     momentum: float | None = None,
+    weight_decay: float | None = None,
     drop_last: bool = False,
     max_norm: float = 0.0,
     anchor: list[Tensor] | None = None,
@@ -52,7 +53,7 @@ def sgd(
         ``client.model`` are frozen: they get no gradient and no weight decay.
     loss
         The mean loss of a batch.
-    epochs, lr, momentum
+    epochs, lr, momentum, weight_decay
         In place of those of the task.
     drop_last
         Leave out the last batch of an epoch if it is incomplete and not the only one.
@@ -88,7 +89,7 @@ def sgd(
         trained,
         lr=settings.lr if lr is None else lr,
         momentum=settings.momentum if momentum is None else momentum,
-        weight_decay=settings.weight_decay,
+        weight_decay=settings.weight_decay if weight_decay is None else weight_decay,
         anchor=anchor,
         pull=pull,
         max_norm=max_norm,
