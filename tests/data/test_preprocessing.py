@@ -18,6 +18,7 @@ from pfedfda.data.features import standardization
 from pfedfda.data.federation import ClientData
 from pfedfda.errors import InputError
 from pfedfda.experiment import personal
+from pfedfda.experiment.finished import load_finished
 from tests.data import wine
 from tests.untrusted.refusals import is_refused
 
@@ -106,7 +107,8 @@ def fitted_samples(
     with monkeypatch.context() as patched:
         patched.setattr(personal, "_samples", lambda *a: seen.append(samples(*a)) or seen[0])
         pfedfda.personalize(run, str(source), output=source.with_suffix(".model"))
-    return seen[0][0], seen[0][1]
+    raw, labels = seen[0]
+    return load_finished(run).preprocessing(raw), labels
 
 
 def test_a_newcomers_table_is_treated_as_the_training_s(

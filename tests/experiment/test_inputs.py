@@ -153,6 +153,7 @@ def test_a_newcomer_gets_the_features_that_the_training_had(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pfedfda.experiment import personal
+    from pfedfda.experiment.finished import load_finished
 
     folder = start("pfedfda", kind, tmp_path)
     raw, labels = (wine.X, wine.Y) if kind == "numbers" else (IMAGES, LABELS)
@@ -162,7 +163,8 @@ def test_a_newcomer_gets_the_features_that_the_training_had(
     monkeypatch.setattr(personal, "_samples", lambda *a: seen.append(samples(*a)) or seen[0])
     result = pfedfda.personalize(folder, str(tmp_path / "all.npz"))
     federation = prepare(KINDS[kind].federation())
-    inputs, found = seen[0]
+    raw, found = seen[0]
+    inputs = load_finished(folder).preprocessing(raw)
     order, expected = (np.lexsort(np.round(values.T, 3)) for values in (inputs, federation.inputs))
     np.testing.assert_allclose(inputs[order], federation.inputs[expected], rtol=1e-4, atol=1e-5)
     assert found[order].tolist() == federation.labels[expected].tolist()
