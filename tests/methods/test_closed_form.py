@@ -90,7 +90,7 @@ def predicted(method: Method, client: Client, state: Tensors, features: np.ndarr
 
 def test_fedncm_is_the_nearest_centroid_of_all_samples() -> None:
     clients = make_clients()
-    method = FedNCM(priors="uniform")
+    method = FedNCM(classes="all")
     state = play(method, clients)
     features, labels = pooled(clients)
     oracle = NearestCentroid().fit(features, labels)
@@ -319,28 +319,28 @@ def test_own_priors_or_own_classes_make_it_personal() -> None:
     points = np.random.default_rng(1).normal(3, 3, size=(500, DIMENSION))
     lonely = clients[1]  # has one sample
     own = int(lonely.samples.labels[0])
-    for method in (Fed3R(), FedCOF()):
+    for method in (FedNCM(), Fed3R(), FedCOF()):
         assert set(predicted(method, lonely, play(method, clients), points)) == {own}
-    for everything in (Fed3R(classes="all"), FedCOF(classes="all")):
+    for everything in (FedNCM(classes="all"), Fed3R(classes="all"), FedCOF(classes="all")):
         assert len(set(predicted(everything, lonely, play(everything, clients), points))) > 1
     client = clients[0]
     counts = torch.bincount(client.samples.labels, minlength=CLASSES).double()
-    for cls in (FedNCM, FedCGS):
-        method, plain = cls(priors="client"), cls(priors="uniform")
-        state = play(method, clients)
-        assert same(state, play(plain, clients))
-        biases = [
-            m.personalize(client, m.message(state, 0)).model.head.bias.detach().double().clone()
-            for m in (method, plain)
-        ]
-        expected = (counts / counts.sum() + 1e-4).log()
-        torch.testing.assert_close(biases[0] - biases[1], expected, rtol=0, atol=1e-4)
+    method, plain = FedCGS(priors="client"), FedCGS(priors="uniform")
+    state = play(method, clients)
+    assert same(state, play(plain, clients))
+    biases = [
+        m.personalize(client, m.message(state, 0)).model.head.bias.detach().double().clone()
+        for m in (method, plain)
+    ]
+    expected = (counts / counts.sum() + 1e-4).log()
+    torch.testing.assert_close(biases[0] - biases[1], expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (FedNCM, {"priors": "global"}, "priors"),
+        (FedNCM, {"classes": "most"}, "classes"),
+        (FedCGS, {"priors": "none"}, "priors"),
         (FedCGS, {"shrinkage": 2.0}, "shrinkage is 2.0"),
         (FedCGS, {"scatter": "between"}, "scatter"),
         (Fed3R, {"ridge": -1.0}, "The ridge is -1.0"),

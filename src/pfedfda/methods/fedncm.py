@@ -17,13 +17,13 @@ from pfedfda.methods.closed_form import (
     ClosedForm,
     class_means,
     first_moments,
-    log_shares,
     moved,
+    only_held,
     without_unseen,
 )
 from pfedfda.methods.registry import register
 
-PRIORS = ("client", "uniform")
+CLASSES = ("own", "all")
 
 
 @register
@@ -33,10 +33,9 @@ class FedNCM(ClosedForm):
 
     Parameters
     ----------
-    priors
-        client (the logarithms of a client's own class shares are added to minus half the squared
-        distances, as for Gaussians of unit covariance) or uniform (the nearest mean alone, as in
-        the paper).
+    classes
+        What a client predicts: only classes of which it has training samples (own), or all, as in
+        the paper. Class shares would be a matter of scale: distances have no unit.
     """
 
     name: ClassVar[str] = "fedncm"
@@ -45,11 +44,11 @@ class FedNCM(ClosedForm):
     year: ClassVar[int] = 2023
     reveals: ClassVar[str] = "class counts and class means; a class's only sample is its mean"
 
-    priors: Literal["client", "uniform"] = "client"
+    classes: Literal["own", "all"] = "own"
 
     def __post_init__(self) -> None:
-        if self.priors not in PRIORS:
-            raise unknown("kind of priors:", self.priors, PRIORS)
+        if self.classes not in CLASSES:
+            raise unknown("choice of classes:", self.classes, CLASSES)
 
     def moments(self, client: Client, features: Tensor) -> Tensors:
         """Send class counts and class means."""
@@ -63,5 +62,5 @@ class FedNCM(ClosedForm):
         return without_unseen(moved(head, mean), total["counts"])
 
     def personal_bias(self, counts: Tensor) -> Tensor:
-        """Return the client's log priors."""
-        return log_shares(counts) if self.priors == "client" else torch.zeros(len(counts))
+        """Return what rules out the classes that the client lacks."""
+        return only_held(counts) if self.classes == "own" else torch.zeros(len(counts))
