@@ -15,6 +15,7 @@ from pfedfda.gaussian import (
     GaussianStatistics,
     LinearClassifier,
     bayes_classifier,
+    shrunk,
     unpack_symmetric,
 )
 from pfedfda.methods.base import Client, Tensors
@@ -85,9 +86,7 @@ class FedCGS(ClosedForm):
         squares = unpack_symmetric(total["squares"]) - samples * torch.outer(mean, mean)
         if self.scatter == "within":
             squares -= means.T @ (counts[:, None] * means)
-        covariance = squares / (samples - 1).clamp(min=1)
-        spherical = covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
-        covariance = (1 - self.shrinkage) * covariance + self.shrinkage * spherical
+        covariance = shrunk(squares / (samples - 1).clamp(min=1), self.shrinkage)
         priors = counts if self.priors == "global" else (counts > 0).double()
         head = bayes_classifier(GaussianStatistics(means, covariance), priors)
         return without_unseen(moved(head, mean), counts)
