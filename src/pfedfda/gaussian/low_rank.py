@@ -22,6 +22,8 @@ from pfedfda.gaussian.classifier import LOG_OF_ZERO, LinearClassifier
 from pfedfda.gaussian.nearest_pd import EIGENVALUE_FLOOR, _repair
 from pfedfda.gaussian.statistics import GaussianStatistics
 
+# The least ridge, against the largest global eigenvalue: with less of it, too many digits cancel.
+_LEAST_RIDGE = 1e-5
 # Below this dimension the decomposition for each client costs little.
 SMALLEST_DIMENSION = 256
 
@@ -235,7 +237,7 @@ def low_rank_problem(
     priors: Tensor,
     ridge: float,
 ) -> LowRankProblem | None:
-    """Set up the validation problem, or return None where a covariance would need repair."""
+    """Set up the validation problem, or return None where a covariance needs its matrix."""
     possible = priors > 0
     position = torch.cumsum(possible, 0) - 1
     labels = position[rows.labels]
@@ -249,7 +251,7 @@ def low_rank_problem(
         part = Rows(identity[:samples][trains], labels[trains], prior_means)
         _, means = part.means()
         deviations = part.deviations(means)
-        if needs_repair(spectrum, deviations @ base, ridge):
+        if needs_matrix(spectrum, deviations @ base, ridge):
             return None
         validated = torch.nonzero(~trains).flatten()
         folds.append(
@@ -258,14 +260,14 @@ def low_rank_problem(
     return LowRankProblem(spectrum, ridge, base, tuple(folds), priors[possible].log())
 
 
-def needs_repair(spectrum: Spectrum, deviations: Tensor, ridge: float) -> bool:
-    """Tell whether the ridge alone does not make a local covariance safely positive definite.
+def needs_matrix(spectrum: Spectrum, deviations: Tensor, ridge: float) -> bool:
+    """Tell whether the ridge is too small for a local covariance to be used without its matrix.
 
     `statistics_from_moments` compares the ridge with the largest variance; here with a bound of it,
     the largest eigenvalue.
     """
     largest = _largest_eigenvalue(deviations @ deviations.T) + ridge
-    return ridge <= EIGENVALUE_FLOOR * largest or ridge < 1e-8 * float(spectrum.eigenvalues[-1])
+    return ridge <= max(EIGENVALUE_FLOOR * largest, _LEAST_RIDGE * float(spectrum.eigenvalues[-1]))
 
 
 def _largest_eigenvalue(gram: Tensor) -> float:

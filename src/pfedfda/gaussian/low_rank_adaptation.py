@@ -13,7 +13,7 @@ from pfedfda.gaussian.low_rank import (
     Rows,
     Spectrum,
     low_rank_problem,
-    needs_repair,
+    needs_matrix,
 )
 from pfedfda.gaussian.problem import Directions
 from pfedfda.gaussian.spectral_solver import minimize_spectral
@@ -29,7 +29,7 @@ def adapt_low_rank(
     ridge: float,
     timer: Callable[[str], AbstractContextManager[None]],
 ) -> tuple[Betas, LowRankFit] | None:
-    """Find β and interpolate, or return None where a local covariance needs repair.
+    """Find β and interpolate, or return None where the ridge is too small for this way.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def adapt_low_rank(
         axes = spectrum.axes
         rows = Rows(plain.values @ axes, labels, plain.prior_means @ axes)
         deviations = rows.deviations(rows.means()[1])
-        if needs_repair(spectrum, deviations, ridge):
+        if needs_matrix(spectrum, deviations, ridge):
             return None
     with timer("interpolation"):
         if isinstance(how, Betas):

@@ -145,16 +145,19 @@ class LowRankLoss:
 
     def _losses(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the losses of rows, and posteriors less one for the true class, in place."""
-        logits += self._log_priors[:, None]
-        labels = self._labels.expand(len(logits), 1, -1)
         # About the logit of the true class: what is left is the loss of a row.
-        logits -= logits.gather(1, labels)
+        logits = self._about_true(logits.add_(self._log_priors[:, None]))
+        labels = self._labels.expand(len(logits), 1, -1)
         highest = logits.amax(1, keepdim=True)
         posteriors = logits.sub_(highest).clamp_(min=_LOWEST_LOG).exp_()
         totals = posteriors.sum(1, keepdim=True)
         posteriors.div_(totals)
         losses = totals.log_().add_(highest)[:, 0]
         return losses, posteriors.scatter_add_(1, labels, -torch.ones_like(losses)[:, None])
+
+    def _about_true(self, values: torch.Tensor) -> torch.Tensor:
+        """Subtract the values of each row's true class, in place."""
+        return values.sub_(values.gather(1, self._labels.expand(len(values), 1, -1)))
 
     def lower(self, bounds: Bounds, beta_means: Vector, beta_covariance: Vector) -> Vector:
         """Return the values of N bounds, each at Q pairs of β of its own: all of shape (N, Q)."""
@@ -187,7 +190,7 @@ class LowRankLoss:
         point = np.array([beta])
         basis, rates, _ = self._basis(point)
         logits = self._sum(_powers(point)[:, :, None] * basis[:, None])
-        slopes = self._sum(self._along_single(point, basis, rates))
+        slopes = self._about_true(self._sum(self._along_single(point, basis, rates)))
         logs = torch.log_softmax(logits + self._log_priors[:, None], dim=1)
         posteriors = logs.exp()
         deviations = slopes.sub_((posteriors * slopes).sum(1, keepdim=True)).abs_()
@@ -219,7 +222,8 @@ class LowRankLoss:
             1, self._labels[None], torch.ones(1, 1, self._rows, dtype=residual.dtype)
         )
         pull = (self._coefficients.flatten(2).flatten(0, 1) @ residual.flatten()).numpy()
-        slopes = [self._sum(design) for design in first]
+        # About the slope of the true class, for the same reason as the logits.
+        slopes = [self._about_true(self._sum(design)) for design in first]
         gradient = np.array([design.ravel() @ pull for design in first])
         hessian = np.empty((len(directions), len(directions)))
         for i, (u, v) in enumerate(directions):
