@@ -73,7 +73,7 @@ def test_hundreds_of_nasty_problems_are_solved_exactly(kind, wide, always):
 
 
 @pytest.mark.parametrize("mode", ["single", "multiple"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "many samples"])
 def test_both_ways_find_the_same(kind, mode, always, monkeypatch):
     rng = np.random.default_rng([KINDS.index(kind), mode == "single"])
     for _ in range(12):

@@ -183,15 +183,15 @@ class LowRankFold:
         Their classes.
     deviations : Tensor of shape (t, r)
         B of the training part.
-    target_means, differences : Tensor of shape (P, r)
-        The means at β = 0, and the local means less these.
+    target_means, local_means : Tensor of shape (P, r)
+        The means at β = 0 and at β = 1.
     """
 
     rows: Tensor
     labels: Tensor
     deviations: Tensor
     target_means: Tensor
-    differences: Tensor
+    local_means: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,9 +254,7 @@ def low_rank_problem(
         if needs_matrix(spectrum, deviations @ base, ridge):
             return None
         validated = torch.nonzero(~trains).flatten()
-        folds.append(
-            LowRankFold(validated, labels[validated], deviations, prior_means, means - prior_means)
-        )
+        folds.append(LowRankFold(validated, labels[validated], deviations, prior_means, means))
     return LowRankProblem(spectrum, ridge, base, tuple(folds), priors[possible].log())
 
 
@@ -280,8 +278,8 @@ def inverse_between(problem: LowRankProblem, betas: Sequence[float]) -> list[tup
     Returns
     -------
     list of pairs of Tensors
-        For each fold, of shapes (Q, m, 2P) between validated rows and the target means and
-        differences, and (Q, 2P, 2P) among the latter, for each of Q values of β.
+        For each fold, of shapes (Q, m, 2P) between validated rows and the target and
+        local means, and (Q, 2P, 2P) among the latter, for each of Q values of β.
     """
     eigenvalues, base = problem.spectrum.eigenvalues, problem.base
     products = base.new_empty(len(betas), len(base), len(base))
@@ -291,7 +289,7 @@ def inverse_between(problem: LowRankProblem, betas: Sequence[float]) -> list[tup
     weights = torch.tensor(betas, dtype=torch.float64)[:, None, None]
     found = []
     for fold in problem.folds:
-        means = torch.cat([fold.target_means, fold.differences])
+        means = torch.cat([fold.target_means, fold.local_means])
         of_means = products @ means.T
         of_deviations = fold.deviations @ products
         inner = weights * (of_deviations @ fold.deviations.T)

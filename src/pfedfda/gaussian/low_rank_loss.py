@@ -60,7 +60,7 @@ class LowRankLoss:
     def _series(self, problem: LowRankProblem) -> torch.Tensor:
         """Return the coefficients of all logits but for the priors, of shape (3, K, P, rows).
 
-        The first axis counts powers of the β of the means, the second Chebyshev polynomials.
+        The first axis counts polynomials in the β of the means, the second those of Chebyshev.
         """
         angles = (np.arange(self._order) + 0.5) * math.pi / self._order
         positions = np.cos(angles)
@@ -69,7 +69,7 @@ class LowRankLoss:
         classes = len(self._log_priors)
         values = []
         for with_rows, among in inverse_between(problem, betas.tolist()):
-            of_targets, of_differences = torch.split(with_rows.mT, classes, dim=1)
+            of_targets, of_locals = torch.split(with_rows.mT, classes, dim=1)
             squares = among.diagonal(dim1=1, dim2=2)
             mixed = among[:, :classes, classes:].diagonal(dim1=1, dim2=2)
             biases = [
@@ -79,8 +79,8 @@ class LowRankLoss:
                 torch.stack(
                     [
                         of_targets - 0.5 * biases[0],
-                        of_differences - biases[1],
-                        (-0.5 * biases[2]).expand_as(of_targets),
+                        of_targets + of_locals - biases[1],
+                        of_locals - 0.5 * biases[2],
                     ]
                 )
             )
@@ -162,7 +162,7 @@ class LowRankLoss:
     def lower(self, bounds: Bounds, beta_means: Vector, beta_covariance: Vector) -> Vector:
         """Return the values of N bounds, each at Q pairs of β of its own: all of shape (N, Q)."""
         basis, _, _ = self._basis(beta_covariance)
-        powers = beta_means[..., None] ** np.arange(3)
+        powers = _powers(beta_means)
         values: Vector = (basis @ bounds.polynomials * powers).sum(-1)
         return bounds.offsets[:, None] + values
 
@@ -239,7 +239,14 @@ class LowRankLoss:
 
 
 def _powers(betas: Vector, derivative: int = 0) -> Vector:
-    """Return 1, β and β² in rows (N, 3), or their first or second derivatives."""
-    zero, one = np.zeros_like(betas), np.ones_like(betas)
-    columns = ((one, betas, betas**2), (zero, one, 2 * betas), (zero, zero, 2 * one))[derivative]
+    """Return (1-β)², β(1-β) and β² as a last axis, or their first or second derivatives.
+
+    At both ends a single one is left, so that nothing cancels there.
+    """
+    one = np.ones_like(betas)
+    columns = (
+        ((1 - betas) ** 2, betas * (1 - betas), betas**2),
+        (2 * betas - 2, 1 - 2 * betas, 2 * betas),
+        (2 * one, -2 * one, 2 * one),
+    )[derivative]
     return np.stack(columns, axis=-1)

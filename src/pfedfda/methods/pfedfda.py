@@ -124,6 +124,7 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
+    reveals: ClassVar[str] = "a body trained on its samples, their class means and covariance"
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
