@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pfedfda.errors import InputError
 from pfedfda.gaussian import (
-    Betas,
+    Adaptation,
     GaussianStatistics,
     estimate_statistics,
     unpack_symmetric,
@@ -87,9 +87,7 @@ class PFedFDAVariants(PFedFDA):
         """Estimate with the ridge in its unit."""
         return PFedFDA._estimate(self._in_units(features, shared), features, shared)
 
-    def _adapt(
-        self, client: Client, features: Features, shared: GaussianStatistics
-    ) -> tuple[Betas, GaussianStatistics]:
+    def _adapt(self, client: Client, features: Features, shared: GaussianStatistics) -> Adaptation:
         """Adapt with the ridge in its unit."""
         return PFedFDA._adapt(self._in_units(features, shared), client, features, shared)
 

@@ -117,7 +117,12 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     out = capsys.readouterr().out
     assert "fedavg-ft" in out
-    assert "Sends" in out
+    trained, training_free = out.split("Training-free methods")
+    assert "fedavg" in trained
+    assert "fedcgs" in training_free
+    assert "Sends" in trained
+    assert "MB" in trained
+    assert "Reveals" in trained
     assert main(["datasets"]) == 0
     out = capsys.readouterr().out
     assert "digits" in out

@@ -25,11 +25,19 @@ KINDS = (
 )
 
 
-def nasty_client(kind: str, rng: np.random.Generator) -> tuple[Client, float, int]:
-    """Return a client whose search is hard in its own way, with ridge and number of folds."""
-    dimension, classes = int(rng.integers(1, 16)), int(rng.integers(2, 7))
+def nasty_client(
+    kind: str,
+    rng: np.random.Generator,
+    wide: int = 0,
+    ridges: tuple[float, ...] = (1e-9, 1e-6, 1e-4, 1e-2),
+) -> tuple[Client, float, int]:
+    """Return a client whose search is hard in its own way, with ridge and number of folds.
+
+    Features are few against samples, or at least `wide`.
+    """
+    dimension, classes = wide + int(rng.integers(1, 16)), int(rng.integers(2, 7))
     samples, folds = int(rng.integers(8, 60)), int(rng.integers(2, 5))
-    ridge = float(rng.choice([1e-9, 1e-6, 1e-4, 1e-2]))
+    ridge = float(rng.choice(ridges))
     size = {
         "shift": float(rng.choice([0.0, 1.0, 4.0, 10.0])),
         "separation": float(rng.choice([0.5, 2.0, 6.0])),

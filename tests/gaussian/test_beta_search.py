@@ -313,11 +313,11 @@ def log_odds(beta):
     return np.log((beta + 0.02) / (1 - beta + 0.02))
 
 
-def assert_exact(kind, number, count):
+def assert_exact(kind, number, count, **sizes):
     """Compare searches of nasty problems with brute force."""
     rng = np.random.default_rng([NASTY_KINDS.index(kind), number])
     for _ in range(count):
-        client, ridge, n_folds = nasty_client(kind, rng)
+        client, ridge, n_folds = nasty_client(kind, rng, **sizes)
         found = search_beta(
             client.features, client.labels, client.shared, ridge=ridge, n_folds=n_folds
         )

@@ -13,6 +13,7 @@ from pfedfda.data import FederationConfig
 from pfedfda.errors import InputError
 from pfedfda.experiment import run
 from pfedfda.experiment.check_method import CHECKS, CheckFunction, find
+from pfedfda.gaussian import LOG_OF_ZERO
 from pfedfda.methods import WEIGHT, Client, Method, Tensors, Update, all_methods, dry_run, part
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.lg_fedavg import LGFedAvg
@@ -74,8 +75,8 @@ def some_updates(method: Method, state: Tensors) -> list[Update]:
     ]
 
 
-def test_only_fedpac_must_see_single_updates() -> None:
-    assert set(all_methods()) - set(ADDITIVE) == {"fedpac"}
+def test_only_fedpac_and_fedcof_must_see_single_updates() -> None:
+    assert set(all_methods()) - set(ADDITIVE) == {"fedpac", "fedcof"}
 
 
 @pytest.mark.parametrize("name", ADDITIVE)
@@ -118,7 +119,11 @@ def test_the_sum_may_be_one_of_whole_numbers(name: str) -> None:
             sums[key] = sums.get(key, 0) + masked - mask
     after = method.finish(state, {key: value.double() * unit for key, value in sums.items()})
     for key, tensor in method.aggregate(state, updates).items():
-        torch.testing.assert_close(after[key], tensor, rtol=1e-5, atol=1e-6)
+        # A head is solved for: with fewer samples than features that amplifies the rounding.
+        atol = (
+            5e-3 * float(tensor[tensor > LOG_OF_ZERO].abs().max()) if method.training_free else 1e-6
+        )
+        torch.testing.assert_close(after[key], tensor, rtol=1e-5, atol=atol)
 
 
 def test_overriding_aggregate_means_that_the_sum_is_not_enough() -> None:
@@ -170,7 +175,8 @@ def test_training_asks_the_device_once(name: str) -> None:
     watched = Watched(**{f.name: getattr(client, f.name) for f in fields(client)})
     method.train(watched, method.message(method.init(TASK), 0))
     assert loops
-    assert all(asked == ["_local_scalar_dense"] for asked in loops)
+    once = [] if method.training_free else ["_local_scalar_dense"]  # without a loop no loss either
+    assert all(asked == once for asked in loops)
 
 
 def kinds(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:

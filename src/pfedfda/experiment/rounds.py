@@ -139,6 +139,8 @@ class Run:
         """Run to the end."""
         writer, folder = self.writer, self.writer.folder
         self.observer.started(self.method, self.schedule.rounds, self.tally.rounds)
+        if self.method.training_free and self.schedule.rounds > 1:
+            self.observer.say(f"{self.method.title} trains nothing: one round is enough.")
         try:
             for round_number in range(self.tally.rounds + 1, self.schedule.rounds + 1):
                 self._round(round_number)

@@ -13,7 +13,8 @@ linear algebra is done: the matrices are small, and their inverses need the digi
 
 from typing import TYPE_CHECKING, Any
 
-from pfedfda.gaussian.adaptation import Adaptation, Betas, adapt, search_beta
+from pfedfda.gaussian.adaptation import adapt, search_beta
+from pfedfda.gaussian.adapted import Adaptation, Betas, shrunk
 from pfedfda.gaussian.bound import interpolation_error_bound
 from pfedfda.gaussian.classifier import LOG_OF_ZERO, LinearClassifier, bayes_classifier
 from pfedfda.gaussian.estimate import (
@@ -53,6 +54,7 @@ __all__ = [
     "nearest_positive_definite",
     "pack_symmetric",
     "search_beta",
+    "shrunk",
     "statistics_from_moments",
     "unpack_symmetric",
 ]

@@ -16,7 +16,8 @@ from pfedfda.gaussian._checks import (
     checked_means,
     checked_priors,
 )
-from pfedfda.gaussian.classifier import LinearClassifier, _bayes_classifier
+from pfedfda.gaussian.adapted import Adaptation, Betas, DenseFit, LowRankFit
+from pfedfda.gaussian.classifier import _bayes_classifier
 from pfedfda.gaussian.estimate import (
     ClassMoments,
     _class_moments,
@@ -28,6 +29,12 @@ from pfedfda.gaussian.estimate import (
 )
 from pfedfda.gaussian.folds import deal, labels_of_samples
 from pfedfda.gaussian.interpolation import interpolate
+from pfedfda.gaussian.low_rank import (
+    Spectrum,
+    is_low_rank,
+    spectrum_of,
+)
+from pfedfda.gaussian.low_rank_adaptation import adapt_low_rank
 from pfedfda.gaussian.nearest_pd import _whitened
 from pfedfda.gaussian.problem import (
     MULTIPLE,
@@ -52,56 +59,12 @@ def _untimed(part: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-@dataclass(frozen=True)
-class Betas:
-    """The interpolation weights of a client, from 0 (global) to 1 (local).
-
-    Parameters
-    ----------
-    means : float
-        The β of the class means.
-    covariance : float
-        The β of the covariance, equal to `means` but in mode "multiple".
-    loss : float, optional
-        Mean validation loss that they reach, in nats a row; None where nothing was searched.
-    evaluations : int, default=0
-        How often the search looked at the loss.
-    """
-
-    means: float
-    covariance: float
-    loss: float | None = None
-    evaluations: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Adaptation:
-    """Everything that a client obtains from its features.
-
-    Parameters
-    ----------
-    betas : Betas
-        The interpolation weights.
-    statistics : GaussianStatistics
-        The interpolated means and covariance, μ_i and Σ_i of Algorithm 1.
-    local_statistics : GaussianStatistics
-        The client's own estimates (eqs. 6 and 7), ridge and repair included.
-    priors : Tensor of shape (C,)
-        The class priors π_i.
-    classifier : LinearClassifier
-        The Bayes classifier (eq. 4) of `statistics` and `priors`.
-    """
-
-    betas: Betas
-    statistics: GaussianStatistics
-    local_statistics: GaussianStatistics
-    priors: Tensor
-    classifier: LinearClassifier
-
-
 @dataclass(frozen=True, eq=False)
 class _Samples:
-    """Checked input: what the client has, and what it interpolates towards."""
+    """Checked input: what the client has, and what it interpolates towards.
+
+    Where rows are few against features `spectrum` stands for the global covariance.
+    """
 
     features: Tensor
     labels: Tensor
@@ -109,6 +72,7 @@ class _Samples:
     target: GaussianStatistics | None
     whitening: Tensor | None
     priors: Tensor
+    spectrum: Spectrum | None = None
 
 
 def search_beta(
@@ -166,9 +130,17 @@ def search_beta(
         Where all β are equally good, as for a single class, the smallest. With fewer than
         2·`n_folds` samples nothing can be validated, and β = 0: the global statistics serve.
     """
-    samples = _checked_samples(features, labels, global_statistics, priors, sample_ids)
+    given = features, labels, global_statistics, priors, sample_ids
+    samples = _checked_samples(*given, low_rank=solver == "spectral")
     with torch.no_grad():
-        return _search(samples, betas, n_folds, ridge, grouped, solver, generator)[0]
+        folds = _folds(samples, betas, n_folds, ridge, grouped, solver, generator)
+        if isinstance(folds, Betas):
+            return folds
+        found = _adapt_low_rank(samples, betas, folds, ridge, _untimed)
+        if found is not None:
+            return found[0]
+        samples = _checked_samples(*given)
+        return _search(samples, betas, folds, n_folds, ridge, solver, _untimed)[0]
 
 
 def adapt(
@@ -218,23 +190,36 @@ def adapt(
     >>> adaptation.classifier.log_posteriors(features).shape
     torch.Size([40, 2])
     """
-    samples = _checked_samples(features, labels, global_statistics, priors, sample_ids)
+    given = features, labels, global_statistics, priors, sample_ids
+    samples = _checked_samples(*given, low_rank=solver == "spectral")
     with torch.no_grad():
-        if isinstance(betas, Betas):
-            check_ridge(ridge)
-            found = betas
-            with timer("statistics"):
-                moments = class_moments(samples.features, samples.labels, len(samples.priors))
-        else:
-            found, moments = _search(
-                samples, betas, n_folds, ridge, grouped, solver, generator, timer
-            )
+        folds = _folds(samples, betas, n_folds, ridge, grouped, solver, generator)
+        few = _adapt_low_rank(samples, betas, folds, ridge, timer)
+        if few is not None:
+            classifier = few[1].mixed.classifier(samples.priors)
+            return Adaptation(few[0], samples.priors, classifier, few[1])
+        if samples.spectrum is not None:
+            samples = _checked_samples(*given)
+        found, moments = _search(samples, betas, folds, n_folds, ridge, solver, timer)
         with timer("statistics"):
             local, target = _local_and_target(moments, samples.target, ridge)
         with timer("interpolation"):
             mixed = interpolate(local, target, found.means, found.covariance)
             classifier = _bayes_classifier(mixed.means, mixed.covariance, samples.priors)
-    return Adaptation(found, mixed, local, samples.priors, classifier)
+    return Adaptation(found, samples.priors, classifier, DenseFit(mixed, local))
+
+
+def _adapt_low_rank(
+    samples: _Samples, betas: BetaMode | Betas, folds: Tensor | Betas, ridge: float, timer: Timer
+) -> tuple[Betas, LowRankFit] | None:
+    """Adapt where rows are few against features; return None where they are not."""
+    if samples.spectrum is None or samples.target is None:
+        return None
+    directions = SINGLE if betas == "single" else MULTIPLE
+    how = folds if isinstance(folds, Betas) else (directions, folds)
+    prior_means = samples.target.means
+    given = samples.features, samples.labels, samples.spectrum, prior_means, samples.priors
+    return adapt_low_rank(*given, how, ridge, timer)
 
 
 def _checked_samples(
@@ -243,23 +228,31 @@ def _checked_samples(
     global_statistics: GaussianStatistics | None,
     priors: Tensor | None,
     sample_ids: Tensor | None,
+    low_rank: bool = False,
 ) -> _Samples:
     """Check all input once, and repair the global covariance if need be."""
     matrix = checked_features(features)
     rows, dimension = matrix.shape
-    target, whitening = None, None
+    target, whitening, spectrum = None, None, None
     if global_statistics is None:
         num_classes = max(int(labels.max()) + 1, 1) if labels.numel() else 1
     else:
         num_classes = global_statistics.means.shape[0]
-        covariance = checked_covariance(global_statistics.covariance, "global covariance")
-        if covariance.shape[0] != dimension:
+        few = low_rank and is_low_rank(rows, num_classes, dimension)
+        covariance = global_statistics.covariance
+        if not few:
+            covariance = checked_covariance(covariance, "global covariance")
+        if tuple(covariance.shape) != (dimension, dimension):
             raise ValueError(
                 f"global covariance has shape {tuple(covariance.shape)}, but "
                 f"({dimension}, {dimension}) is needed for features of dimension {dimension}."
             )
         means = checked_means(global_statistics.means, num_classes, dimension, "global means")
-        covariance, whitening = _whitened(covariance)
+        if few:
+            spectrum = spectrum_of(covariance)
+            covariance = spectrum.covariance
+        else:
+            covariance, whitening = _whitened(covariance)
         target = GaussianStatistics(means, covariance)
     classes = checked_labels(labels, rows, num_classes)
     counts = torch.bincount(classes, minlength=num_classes)
@@ -281,21 +274,22 @@ def _checked_samples(
                 f"{rows} rows of features is needed."
             )
         ids = sample_ids.detach().cpu()
-    return _Samples(matrix, classes, ids, target, whitening, weights)
+    return _Samples(matrix, classes, ids, target, whitening, weights, spectrum)
 
 
-def _search(
+def _folds(
     samples: _Samples,
-    betas: BetaMode,
+    betas: BetaMode | Betas,
     n_folds: int,
     ridge: float,
     grouped: bool,
     solver: Solver,
     generator: torch.Generator | None,
-    timer: Timer = _untimed,
-) -> tuple[Betas, ClassMoments]:
-    """Return β and the moments of all rows."""
+) -> Tensor | Betas:
+    """Return the fold of each row, or the β where there is nothing to search."""
     check_ridge(ridge)
+    if isinstance(betas, Betas):
+        return betas
     if betas not in get_args(BetaMode):
         raise ValueError(
             f"betas is {betas!r}, but only 'single', 'multiple' and 'none' are allowed."
@@ -307,15 +301,28 @@ def _search(
     if n_folds < 2:
         raise ValueError(f"n_folds is {n_folds}, but at least 2 folds are needed.")
     ids = samples.sample_ids if grouped else None
-    num_classes = len(samples.priors)
     sample_labels, sample_of_row = labels_of_samples(samples.labels, ids)
     if betas == "none" or len(sample_labels) < 2 * n_folds:
         beta = 1.0 if betas == "none" else 0.0
+        return Betas(beta, beta)
+    return deal(sample_labels, n_folds, generator)[sample_of_row]
+
+
+def _search(
+    samples: _Samples,
+    betas: BetaMode | Betas,
+    folds: Tensor | Betas,
+    n_folds: int,
+    ridge: float,
+    solver: Solver,
+    timer: Timer,
+) -> tuple[Betas, ClassMoments]:
+    """Return β and the moments of all rows."""
+    num_classes = len(samples.priors)
+    if isinstance(folds, Betas):
         with timer("statistics"):
             moments = class_moments(samples.features, samples.labels, num_classes)
-        return Betas(beta, beta), moments
-
-    folds = deal(sample_labels, n_folds, generator)[sample_of_row]
+        return folds, moments
     order = torch.argsort(folds, stable=True)
     sizes: list[int] = torch.bincount(folds, minlength=n_folds).tolist()
     # Posteriors do not change when features and means move together. About one of the samples

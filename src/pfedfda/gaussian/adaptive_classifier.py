@@ -11,7 +11,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from pfedfda.gaussian.adaptation import BetaMode, Betas, Solver, adapt
+from pfedfda.gaussian.adaptation import BetaMode, Solver, adapt
+from pfedfda.gaussian.adapted import Betas
 from pfedfda.gaussian.statistics import GaussianStatistics
 
 Array = npt.NDArray[Any]

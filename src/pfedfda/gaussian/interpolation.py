@@ -29,9 +29,7 @@ def interpolate(
     """
     if beta_covariance is None:
         beta_covariance = beta
-    for name, value in (("beta", beta), ("beta_covariance", beta_covariance)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}, but only numbers from 0 to 1 are allowed.")
+    check_weights(beta, beta_covariance)
     if local_statistics.means.shape != global_statistics.means.shape:
         raise ValueError(
             f"local means have shape {tuple(local_statistics.means.shape)}, but the shape of the "
@@ -47,3 +45,10 @@ def interpolate(
     covariance = beta_covariance * as_float64(local_statistics.covariance)
     covariance += (1 - beta_covariance) * as_float64(global_statistics.covariance)
     return GaussianStatistics(means, covariance, local_statistics.counts)
+
+
+def check_weights(beta: float, beta_covariance: float) -> None:
+    """Refuse interpolation weights outside of [0, 1]."""
+    for name, value in (("beta", beta), ("beta_covariance", beta_covariance)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is {value}, but only numbers from 0 to 1 are allowed.")

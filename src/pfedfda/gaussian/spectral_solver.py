@@ -12,8 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pfedfda.gaussian.low_rank import LowRankProblem
+from pfedfda.gaussian.low_rank_loss import LowRankLoss
 from pfedfda.gaussian.problem import MULTIPLE, SINGLE, BetaProblem, Directions, Minimum
 from pfedfda.gaussian.spectral_loss import MARGIN, LogOddsScale, SpectralLoss, Vector
+
+Loss = SpectralLoss | LowRankLoss
 
 # The search is over when no β can have a loss lower by more than this, in nats a row: on the line
 # of a single β, and on the mesh of two.
@@ -39,7 +43,7 @@ _LONGEST_REACH = 0.25
 _LONG = 0.1
 
 
-def _newton(loss: SpectralLoss, directions: Directions, start: Vector) -> tuple[Vector, Vector]:
+def _newton(loss: Loss, directions: Directions, start: Vector) -> tuple[Vector, Vector]:
     """Descend from a start to the bottom of its basin by Newton steps within the unit box.
 
     Returns the bottom and the Hessian there.
@@ -100,12 +104,16 @@ def _step_in_box(gradient: Vector, model: Vector, x: Vector) -> Vector:
     return min(steps, key=lambda step: float(gradient @ step + 0.5 * step @ model @ step))
 
 
-def minimize_spectral(problem: BetaProblem, directions: Directions) -> Minimum:
+def minimize_spectral(problem: BetaProblem | LowRankProblem, directions: Directions) -> Minimum:
     """Find the lowest validation loss over β in [0, 1], or over the unit square for two β."""
     if len(problem.log_priors) == 1:
         return Minimum(0.0, 0.0, 0.0, 0)  # one class is always right
     with torch.inference_mode():  # spares each small operation a microsecond
-        loss = SpectralLoss(problem)
+        loss: Loss
+        if isinstance(problem, LowRankProblem):
+            loss = LowRankLoss(problem)
+        else:
+            loss = SpectralLoss(problem)
         search = _LineSearch(loss) if directions == SINGLE else _PlaneSearch(loss)
         (beta_means, beta_covariance), value = search.lowest()
         return Minimum(beta_means, beta_covariance, max(value, 0.0), loss.evaluations)
@@ -114,7 +122,7 @@ def minimize_spectral(problem: BetaProblem, directions: Directions) -> Minimum:
 class _LineSearch:
     """The search for a single β: visits β until the bounds leave no room below the lowest loss."""
 
-    def __init__(self, loss: SpectralLoss):
+    def __init__(self, loss: Loss):
         self.loss = loss
         self.scale = loss.scale()
         self.positions, self.betas = self.scale.grid()
@@ -284,7 +292,7 @@ class _LineSearch:
 class _PlaneSearch:
     """The search for two β: the same on a mesh of the unit square."""
 
-    def __init__(self, loss: SpectralLoss):
+    def __init__(self, loss: Loss):
         self.loss = loss
         scales = (LogOddsScale(MARGIN, MARGIN), loss.scale())
         self.mesh = [scale.grid(_NODES)[1] for scale in scales]

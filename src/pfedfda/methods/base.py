@@ -247,6 +247,10 @@ class Method(ABC):
     removed: ClassVar[Mapping[str, Any]] = {}
     """Hyper-parameters that an earlier version had, with the value that now always holds. Settings
     and records of that version may still have them."""
+    training_free: ClassVar[bool] = False
+    """Whether clients send moments and train nothing, so that one round is all there is."""
+    reveals: ClassVar[str] = "weights trained on its samples"
+    """What the update of one client tells about its samples, as a short phrase."""
     additive: ClassVar[bool] = True
     """Whether the sum of contributions is all that the server needs, so that whoever adds up (a
     tree of machines, a secure aggregation) need not show it single updates."""

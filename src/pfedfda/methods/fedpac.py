@@ -73,6 +73,7 @@ class FedPAC(Method):
     title: ClassVar[str] = "FedPAC"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     year: ClassVar[int] = 2023
+    reveals: ClassVar[str] = "weights trained on its samples, class counts and class means"
     additive: ClassVar[bool] = False
 
     lam: float = 1.0

@@ -28,13 +28,16 @@ from torch import Tensor, nn
 
 from pfedfda.errors import InputError
 from pfedfda.gaussian import (
+    Adaptation,
     Betas,
     GaussianStatistics,
+    LinearClassifier,
     adapt,
     bayes_classifier,
     estimate_statistics,
     is_positive_semidefinite,
     pack_symmetric,
+    shrunk,
     unpack_symmetric,
 )
 from pfedfda.methods.base import (
@@ -121,6 +124,7 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
+    reveals: ClassVar[str] = "a body trained on its samples, their class means and covariance"
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
@@ -197,7 +201,8 @@ class PFedFDA(Method):
         metrics: dict[str, float],
     ) -> Update:
         """Interpolate with the global Gaussians, keep the result and send it (lines 8 to 12)."""
-        betas, mixed = self._adapt(client, features, shared)
+        adaptation = self._adapt(client, features, shared)
+        betas, mixed = adaptation.betas, adaptation.statistics
         body = part(model_tensors(client.model), "body")
         client.state = _packed(mixed) | {"betas": torch.tensor([betas.means, betas.covariance])}
         if self.personal == "stored":
@@ -294,16 +299,18 @@ class PFedFDA(Method):
             self._load(client.model, client.state, mixed, self._priors(client))
             return Personal(client.model, self._metrics(betas))
         shared = _statistics_of(message)
-        self._load(client.model, message, shared, self._priors(client))
+        load(client.model, part(message, "body"))
         features = self._extract(client)
-        betas, mixed = self._adapt(client, features, shared)
+        adaptation = self._adapt(client, features, shared)
+        means = adaptation.fit.means
         if self.rare_class:
             counts = torch.bincount(features.labels.cpu(), minlength=len(shared.means))
-            rare = (counts <= self.rare_class)[:, None].to(mixed.means.device)
-            means = torch.where(rare, shared.means.to(mixed.means), mixed.means)
-            mixed = replace(mixed, means=means)
-        self._load(client.model, message, mixed, self._priors(client))
-        return Personal(client.model, self._metrics(betas))
+            rare = (counts <= self.rare_class)[:, None].to(means.device)
+            means = torch.where(rare, shared.means.to(means), means)
+        with client.timer("interpolation"):
+            classifier = adaptation.solve(self._priors(client), means, self.shrinkage)
+        _put(client.model, message, classifier)
+        return Personal(client.model, self._metrics(adaptation.betas))
 
     def shared_model(self, client: Client, message: Tensors) -> nn.Module:
         """Return the global classifier, with all classes equally likely."""
@@ -348,11 +355,9 @@ class PFedFDA(Method):
             ridge=self.ridge,
         )
 
-    def _adapt(
-        self, client: Client, features: Features, shared: GaussianStatistics
-    ) -> tuple[Betas, GaussianStatistics]:
+    def _adapt(self, client: Client, features: Features, shared: GaussianStatistics) -> Adaptation:
         """Estimate, find β and interpolate (lines 8 to 11)."""
-        adaptation = adapt(
+        return adapt(
             features.values,
             features.labels,
             shared,
@@ -366,21 +371,13 @@ class PFedFDA(Method):
             generator=client.generator,
             timer=client.timer,
         )
-        return adaptation.betas, adaptation.statistics
 
     def _load(
         self, model: Model, tensors: Tensors, statistics: GaussianStatistics, priors: Tensor
     ) -> None:
         """Put a body and the Bayes classifier of the statistics into a model."""
-        load(model, part(tensors, "body"))
-        covariance = statistics.covariance.double()
-        spherical = covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
-        covariance = (1 - self.shrinkage) * covariance + self.shrinkage * spherical
-        classifier = bayes_classifier(replace(statistics, covariance=covariance), priors)
-        with torch.no_grad():
-            # Single precision first: not every device has double.
-            model.head.weight.copy_(classifier.weight.float())
-            model.head.bias.copy_(classifier.bias.float())
+        covariance = shrunk(statistics.covariance, self.shrinkage)
+        _put(model, tensors, bayes_classifier(replace(statistics, covariance=covariance), priors))
 
     def _priors(self, client: Client) -> Tensor:
         """Return the client's class shares, smoothed."""
@@ -391,6 +388,15 @@ class PFedFDA(Method):
         if self.betas == "multiple":
             return {"beta": betas.means, "beta_covariance": betas.covariance}
         return {"beta": betas.means}
+
+
+def _put(model: Model, tensors: Tensors, classifier: LinearClassifier) -> None:
+    """Put a body and a classifier into a model."""
+    load(model, part(tensors, "body"))
+    with torch.no_grad():
+        # Single precision first: not every device has double.
+        model.head.weight.copy_(classifier.weight.float())
+        model.head.bias.copy_(classifier.bias.float())
 
 
 def _packed(statistics: GaussianStatistics) -> Tensors:

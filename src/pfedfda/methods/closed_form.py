@@ -1,0 +1,178 @@
+"""What the training-free methods share: one round of moments, and a linear head from their sums.
+
+Nothing is trained. A client sends moments of its features, the server adds them up and solves for a
+linear head, and the body stays as it starts: a pretrained one, or none where the inputs are the
+features of a frozen backbone. One round in which all clients take part says everything. A further
+round gives the same head again; one with fewer participants replaces it by theirs, because sums
+over rounds would count a client as often as it is drawn. The last round of a run has all clients.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pfedfda.gaussian import (
+    LOG_OF_ZERO,
+    LinearClassifier,
+    class_moments,
+    is_positive_semidefinite,
+    pack_symmetric,
+    unpack_symmetric,
+)
+from pfedfda.methods.base import (
+    WEIGHT,
+    Client,
+    Method,
+    Personal,
+    Task,
+    Tensors,
+    Update,
+    add,
+    load,
+    part,
+    wrong_counts,
+)
+from pfedfda.methods.training import extract_features
+
+# Added to a client's class shares, so that a class it has not seen stays possible.
+_SMOOTHING = 1e-4
+
+
+@dataclass(frozen=True)
+class ClosedForm(Method):
+    """A linear head in closed form on features that nobody trains."""
+
+    training_free: ClassVar[bool] = True
+
+    def init(self, task: Task) -> Tensors:
+        """Return a head that finds all classes equally likely."""
+        classes, dimension = task.initial_tensors()["head.weight"].shape
+        return {
+            "weight": torch.zeros(classes, dimension, dtype=torch.float64),
+            "bias": torch.zeros(classes, dtype=torch.float64),
+        }
+
+    def message(self, state: Tensors, client_id: int) -> Tensors:
+        """Send the head."""
+        return dict(state)
+
+    def train(self, client: Client, message: Tensors) -> Update:
+        """Send moments of the client's features."""
+        load(client.model, part(client.task.initial_tensors(), "body"))
+        with client.timer("network"):
+            features = extract_features(client)
+        with client.timer("statistics"):
+            sent = self.moments(client, features)
+        return Update(sent, client.num_samples)
+
+    @abstractmethod
+    def moments(self, client: Client, features: Tensor) -> Tensors:
+        """Return what a client sends: ``counts``, ``means``, and ``squares`` if need be."""
+
+    @abstractmethod
+    def head(self, total: Tensors) -> LinearClassifier:
+        """Return the head from the sums over clients: ``counts``, ``sums`` and ``squares``."""
+
+    @abstractmethod
+    def personal_bias(self, counts: Tensor) -> Tensor:
+        """Return what a client with these class counts adds to the bias of the head."""
+
+    def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
+        """Turn means into sums, which can be added up."""
+        counts = update.tensors["counts"].double()
+        summands = {
+            "counts": counts,
+            "sums": counts[..., None] * update.tensors["means"].double(),
+            WEIGHT: torch.tensor(update.weight, dtype=torch.float64),
+        }
+        if "squares" in update.tensors:
+            summands["squares"] = counts.sum(-1, keepdim=True) * update.tensors["squares"]
+        total = {} if total is None else total
+        add(total, summands)
+        return total
+
+    def finish(self, state: Tensors, total: Tensors) -> Tensors:
+        """Solve for the head; what earlier rounds gave is replaced."""
+        head = self.head(total)
+        return {"weight": head.weight, "bias": head.bias}
+
+    def fault(self, update: Update) -> str | None:
+        """Refuse class counts and second moments that cannot be."""
+        counts = update.tensors["counts"]
+        squares = update.tensors.get("squares")
+        if squares is not None and not all(
+            is_positive_semidefinite(unpack_symmetric(one))
+            for one in squares.reshape(-1, squares.shape[-1])
+        ):
+            return "its second moments are not positive semi-definite"
+        return wrong_counts(counts, update.weight)
+
+    def personalize(self, client: Client, message: Tensors) -> Personal:
+        """Use the head with the bias of the client's own classes."""
+        labels = client.samples.labels.cpu()
+        counts = torch.bincount(labels, minlength=client.task.num_classes)
+        return Personal(_with_head(client, message, self.personal_bias(counts)))
+
+    def shared_model(self, client: Client, message: Tensors) -> nn.Module:
+        """Return the initial body under the server's head."""
+        return _with_head(client, message, torch.zeros_like(message["bias"]))
+
+
+def _with_head(client: Client, message: Tensors, added: Tensor) -> nn.Module:
+    load(client.model, part(client.task.initial_tensors(), "body"))
+    with torch.no_grad():
+        # Single precision first: not every device has double.
+        client.model.head.weight.copy_(message["weight"].float())
+        client.model.head.bias.copy_((message["bias"] + added).float())
+    return client.model
+
+
+def first_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
+    """Return class counts and class means, zero for a class without samples."""
+    moments = class_moments(features, labels, num_classes)
+    return {"counts": moments.counts.float(), "means": moments.means}
+
+
+def second_moments(features: Tensor) -> Tensor:
+    """Return the mean of zzᵀ, packed, in double precision.
+
+    Covariances come out of differences of such sums: single precision would leave few digits where
+    means are large against deviations.
+    """
+    matrix = features.detach().cpu().double()
+    return pack_symmetric(matrix.T @ matrix / max(len(matrix), 1))
+
+
+def class_means(total: Tensors) -> tuple[Tensor, Tensor]:
+    """Return the means of all classes, about the mean of everything, and the latter."""
+    counts, sums = total["counts"], total["sums"]
+    mean = sums.sum(0) / counts.sum()
+    means = sums / counts.clamp(min=1)[:, None]
+    return torch.where(counts[:, None] > 0, means - mean, 0.0), mean
+
+
+def moved(head: LinearClassifier, origin: Tensor) -> LinearClassifier:
+    """Return a head for features, given the one for their differences to an origin.
+
+    Posteriors do not change when features and means move together. About the mean of everything
+    weights are small, and the model's single precision has digits enough.
+    """
+    return LinearClassifier(head.weight, head.bias - head.weight @ origin)
+
+
+def without_unseen(head: LinearClassifier, counts: Tensor) -> LinearClassifier:
+    """Return a head that never predicts a class of which no client has a sample."""
+    return LinearClassifier(head.weight, head.bias.masked_fill(counts == 0, LOG_OF_ZERO))
+
+
+def log_shares(counts: Tensor) -> Tensor:
+    """Return the logarithms of a client's class shares, smoothed."""
+    return (counts.double() / counts.sum() + _SMOOTHING).log()
+
+
+def only_held(counts: Tensor) -> Tensor:
+    """Return a bias that rules out the classes of which a client has no sample."""
+    return torch.zeros(len(counts)).double().masked_fill(counts == 0, LOG_OF_ZERO)
