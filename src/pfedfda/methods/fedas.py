@@ -42,6 +42,7 @@ class FedAS(FedPer):
     title: ClassVar[str] = "FedAS"
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
     year: ClassVar[int] = 2024
+    reveals: ClassVar[str] = "weights trained on its samples, and how much the loss depends on them"
 
     align_epochs: int = 1
     align_lr: float = 0.01

@@ -45,6 +45,7 @@ class FedDBE(FedAvg):
     title: ClassVar[str] = "FedDBE"
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     year: ClassVar[int] = 2023
+    reveals: ClassVar[str] = "weights trained on its samples, and the mean of its features"
 
     kappa: float = 50.0
     momentum: float = 1.0

@@ -52,6 +52,7 @@ class FedProto(Method):
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     year: ClassVar[int] = 2022
+    reveals: ClassVar[str] = "class counts and class means; a class's only sample is its mean"
 
     lam: float = 1.0
     serve: Literal["prototypes", "head"] = "prototypes"

@@ -82,7 +82,7 @@ class PerFedAvg(FedAvg):
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Take the step, or some, from the global model on a copy."""
         client.model.load_state_dict(message)
-        size = client.task.training.batch_size
+        size = client.task.batch_size
         for _ in range(self.adapt_steps):
             batch = replace(client, samples=_random_samples(client, size, client.generator))
             sgd(
