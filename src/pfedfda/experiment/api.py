@@ -24,8 +24,10 @@ from pfedfda.runs import (
     make_folder,
     write_class_counts,
 )
-from pfedfda.runs.comparison import comparison_table, write_comparison
+from pfedfda.runs.comparison import comparison_table, mean_summaries, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
+from pfedfda.runs.seed_table import SeedRun, SeedTable, seed_table_text, write_seed_table
+from pfedfda.runs.seeds import seed_folder
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,38 @@ class Comparison:
         The runs, in the order in which they ran.
     stopped
         For each method that diverged, what happened to it.
+    seeds
+        The seeds if there are several; then each method has a run for each, and `statistics` has
+        the means with their intervals.
+    own_partitions
+        Whether every seed has a partition of its own.
     """
 
     folder: Path
     results: list[RunResult]
     stopped: list[str] = field(default_factory=list)
+    seeds: tuple[int, ...] | None = None
+    own_partitions: bool = False
 
     def __str__(self) -> str:
+        if self.seeds is not None:
+            return seed_table_text(self.statistics)
         return comparison_table([result.summary for result in self.results])
 
+    @property
+    def statistics(self) -> SeedTable:
+        """Means over seeds with intervals, and the tested differences between methods."""
+        methods: dict[str, list[SeedRun]] = {}
+        for result in self.results:
+            methods.setdefault(result.method, []).append(SeedRun.of(result))
+        return SeedTable(methods, self.own_partitions)
+
     def write(self) -> None:
-        """Write the table as ``comparison.csv``."""
-        write_comparison(self.folder, [result.summary for result in self.results])
+        """Write the table as ``comparison.csv``, and of several seeds their statistics."""
+        summaries = [result.summary for result in self.results]
+        write_comparison(self.folder, mean_summaries(summaries) if self.seeds else summaries)
+        if self.seeds is not None:
+            write_seed_table(self.folder, self.statistics)
 
 
 def run(
@@ -95,7 +117,8 @@ def compare(
     methods
         Methods or their names; ``"all"`` stands for every method.
     federation, settings
-        As for `run`.
+        As for `run`; with ``seeds=[0, 1, 2]`` every method runs with each of these seeds, and
+        printing the result shows means over them with intervals and tests.
     """
     quiet = bool(settings.pop("quiet", False))
     config = make_config(_instances(methods), federation, **settings)
@@ -124,6 +147,8 @@ def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) 
 
 def run_config(config: Config, observer: Observer, folder: Path | None = None) -> RunResult:
     """Run the one method of a configuration; in a given folder, go on with the run in it."""
+    if config.schedule.seeds is not None:
+        raise InputError("run() has one seed; compare() takes several, of one method too.")
     if len(config.methods) != 1:
         raise InputError(f"Exactly one method can be run, not {len(config.methods)}; see compare.")
     method = next(iter(config.methods.values()))
@@ -140,49 +165,107 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
             return run_rounds(method, config, engine, folder, observer)
 
 
-def compare_config(config: Config, observer: Observer, folder: Path | None = None) -> Comparison:
+def compare_config(
+    config: Config, observer: Observer, folder: Path | None = None, command: str = "compare"
+) -> Comparison:
     """Run all methods of a configuration, one after the other, with one pool of workers.
 
     A comparison with the same settings that was stopped is taken up where it was. A method that
     diverges is told of, and the others go on. If a method stops early for another reason, the
     comparison does too; the table of those before it is on disk.
+
+    With several seeds, all methods run with the first, then with the next.
     """
     if not config.methods:
         raise InputError("There is no method to compare; name some, or 'all'.")
+    seeds = config.schedule.seeds
     name = f"{_stem(config)}-compare"
+    if command == "run":
+        name = f"{_stem(config)}-{next(iter(config.methods.values())).name}-seeds"
     folder = folder or find_unfinished(config, name)
     if folder is not None:
         refuse_links(folder)
         observer.say(f"Going on with {folder}, which was stopped.")
-    federation, task = _prepare(config, observer)
-    with LocalEngine(federation, task, config.engine) as engine, one_thread():
-        folder = folder or make_folder(config.output, name)
-        write_text(folder / "config.toml", write_config(config))
-        write_class_counts(federation, folder)
-        comparison = Comparison(folder, [])
-        for method_name, method in config.methods.items():
-            subfolder = folder / method.name
-            if is_complete(subfolder):
-                comparison.results.append(load_run(subfolder))
-                continue
-            make_folders(subfolder)
-            alone = replace(config, methods={method_name: method})
-            try:
-                with _saying_how_to_go_on("compare", folder, config):
-                    result = run_rounds(method, alone, engine, subfolder, observer)
-            except DivergedRunError as error:
-                comparison.stopped.append(f"{method.title}: {error}")
-                observer.say(comparison.stopped[-1])
-                continue
-            except RunStoppedError:
-                if comparison.results:
-                    observer.say(str(comparison))  # what there is so far
-                raise
-            comparison.results.append(result)
-            comparison.write()
-        if comparison.results:
-            comparison.write()  # a kill may have come between the last run and its line
+    results: list[RunResult] = []
+    stopped: list[str] = []
+    for part in seed_configs(config):
+        place = None if folder is None else _place(config, folder, part)
+        if seeds is not None and place is not None and _all_complete(part, place):
+            results += [load_run(place / method.name) for method in part.methods.values()]
+            continue
+        federation, task = _prepare(part, observer)
+        with LocalEngine(federation, task, part.engine) as engine, one_thread():
+            if folder is None:
+                folder = make_folder(config.output, name)
+            write_text(folder / "config.toml", write_config(config))
+            place = _place(config, folder, part)
+            if seeds is not None:
+                observer.say(f"Seed {part.schedule.seed}")
+                make_folders(place)
+                write_text(place / "config.toml", write_config(part))
+            write_class_counts(federation, place)
+            with _saying_how_to_go_on(command, folder, config):
+                of_seed = _compare_methods(part, place, engine, observer)
+        results += of_seed.results
+        stopped += of_seed.stopped
+    assert folder is not None
+    comparison = Comparison(
+        folder, results, stopped, seeds, config.schedule.partition_seeds is not None
+    )
+    if results:
+        comparison.write()  # a kill may have come between the last run and its line
     return comparison
+
+
+def _compare_methods(
+    config: Config, folder: Path, engine: LocalEngine, observer: Observer
+) -> Comparison:
+    """Run all methods with one seed; those that are complete are not run again."""
+    comparison = Comparison(folder, [])
+    for method_name, method in config.methods.items():
+        subfolder = folder / method.name
+        if is_complete(subfolder):
+            comparison.results.append(load_run(subfolder))
+            continue
+        make_folders(subfolder)
+        alone = replace(config, methods={method_name: method})
+        try:
+            result = run_rounds(method, alone, engine, subfolder, observer)
+        except DivergedRunError as error:
+            comparison.stopped.append(f"{method.title}: {error}")
+            observer.say(comparison.stopped[-1])
+            continue
+        except RunStoppedError:
+            if comparison.results:
+                observer.say(str(comparison))  # what there is so far
+            raise
+        comparison.results.append(result)
+        comparison.write()
+    return comparison
+
+
+def seed_configs(config: Config) -> list[Config]:
+    """Return the configuration for each seed; the one itself where it has no list of seeds."""
+    seeds, partitions = config.schedule.seeds, config.schedule.partition_seeds
+    if seeds is None:
+        return [config]
+    parts = []
+    for place, seed in enumerate(seeds):
+        schedule = replace(config.schedule, seed=seed, seeds=None, partition_seeds=None)
+        federation = config.federation
+        if partitions is not None:
+            federation = replace(federation, partition_seed=partitions[place])
+        parts.append(replace(config, schedule=schedule, federation=federation))
+    return parts
+
+
+def _place(config: Config, folder: Path, part: Config) -> Path:
+    """Return the folder of the runs of one seed."""
+    return folder if config.schedule.seeds is None else seed_folder(folder, part.schedule.seed)
+
+
+def _all_complete(part: Config, folder: Path) -> bool:
+    return all(is_complete(folder / method.name) for method in part.methods.values())
 
 
 def find_unfinished(config: Config, default_name: str) -> Path | None:
@@ -198,7 +281,7 @@ def find_unfinished(config: Config, default_name: str) -> Path | None:
             newest = config.output.output / name
     if newest is None or not (newest / "config.toml").is_file():
         return None
-    if all(is_complete(newest / method.name) for method in config.methods.values()):
+    if all(_all_complete(part, _place(config, newest, part)) for part in seed_configs(config)):
         return None
     try:
         before = read_config(newest / "config.toml")
@@ -228,9 +311,12 @@ def resumed_config(command: str, folder: Path) -> Config:
     kind = "run" if (folder / "checkpoint").is_dir() else "compare"
     if kind == "compare" and (folder / "metrics.jsonl").exists():
         raise InputError(f"The run in {folder} has lost its checkpoint and cannot go on.")
-    if kind != command:
+    config = read_config(folder / "config.toml") if kind in (command, "compare") else None
+    # Of one method with several seeds, both commands make the same.
+    seeds_of_one = config and config.schedule.seeds is not None and len(config.methods) == 1
+    if config is None or (kind != command and not seeds_of_one):
         raise InputError(f"{folder} comes from the other command: pfedfda {kind} --resume {folder}")
-    return read_config(folder / "config.toml")
+    return config
 
 
 @contextmanager

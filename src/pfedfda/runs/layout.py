@@ -8,6 +8,8 @@ NEW_CLIENTS = "new_clients.csv"
 SUMMARY = "summary.json"
 FEDERATION = "federation.json"
 COMPARISON = "comparison.csv"
+SEEDS = "seeds.csv"
+PAIRS = "pairs.csv"
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"  # in the folder of the checkpoint
 
