@@ -12,6 +12,8 @@ from pfedfda.report import write_report
 from pfedfda.runs.comparison import build_new_clients_table, build_table, plain_console
 from pfedfda.runs.seed_table import SeedTable, build_seed_table
 
+WIDEST = 1000  # columns of a table
+
 
 def print_results(summaries: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Print the tables of runs, and where their report is."""
@@ -36,7 +38,9 @@ def print_comparison(comparison: Comparison) -> None:
 def print_seed_table(table: SeedTable, judged_on: str, heading: str = "") -> None:
     """Print means over seeds; a table wider than the terminal is printed in full."""
     built, console = build_seed_table(table, judged_on, heading), plain_console()
-    console.print(built, width=max(console.width, console.measure(built).maximum), crop=False)
+    wide = console.options.update(max_width=WIDEST)
+    needed = console.measure(built, options=wide).maximum
+    plain_console(width=max(console.width, needed)).print(built)
 
 
 def print_list(name: str, what: str, rows: Mapping[str, str], title: str | None = None) -> None:
