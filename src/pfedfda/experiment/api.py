@@ -26,6 +26,7 @@ from pfedfda.runs import (
 )
 from pfedfda.runs.comparison import comparison_table, mean_summaries, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
+from pfedfda.runs.layout import SEARCH
 from pfedfda.runs.seed_table import SeedRun, SeedTable, seed_table_text, write_seed_table
 from pfedfda.runs.seeds import seed_folder
 
@@ -100,7 +101,7 @@ def run(
     >>> print(result.mean_accuracy, result.folder)  # doctest: +SKIP
     """
     quiet = bool(settings.pop("quiet", False))
-    config = make_config(_instances([method]), federation, **settings)
+    config = make_config(instances([method]), federation, **settings)
     with choose_observer(quiet) as observer:
         return run_config(config, observer)
 
@@ -121,7 +122,7 @@ def compare(
         printing the result shows means over them with intervals and tests.
     """
     quiet = bool(settings.pop("quiet", False))
-    config = make_config(_instances(methods), federation, **settings)
+    config = make_config(instances(methods), federation, **settings)
     with choose_observer(quiet) as observer:
         return compare_config(config, observer)
 
@@ -157,9 +158,9 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     if folder is not None and is_complete(folder):
         observer.say(f"{folder} is complete already.")
         return load_run(folder)
-    federation, task = _prepare(config, observer)
+    federation, task = prepare_run(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
-        folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
+        folder = folder or make_folder(config.output, f"{run_stem(config)}-{method.name}")
         write_class_counts(federation, folder)
         with _saying_how_to_go_on("run", folder, config):
             return run_rounds(method, config, engine, folder, observer)
@@ -179,9 +180,9 @@ def compare_config(
     if not config.methods:
         raise InputError("There is no method to compare; name some, or 'all'.")
     seeds = config.schedule.seeds
-    name = f"{_stem(config)}-compare"
+    name = f"{run_stem(config)}-compare"
     if command == "run":
-        name = f"{_stem(config)}-{next(iter(config.methods.values())).name}-seeds"
+        name = f"{run_stem(config)}-{next(iter(config.methods.values())).name}-seeds"
     folder = folder or find_unfinished(config, name)
     if folder is not None:
         refuse_links(folder)
@@ -193,7 +194,7 @@ def compare_config(
         if seeds is not None and place is not None and _all_complete(part, place):
             results += [load_run(place / method.name) for method in part.methods.values()]
             continue
-        federation, task = _prepare(part, observer)
+        federation, task = prepare_run(part, observer)
         with LocalEngine(federation, task, part.engine) as engine, one_thread():
             if folder is None:
                 folder = make_folder(config.output, name)
@@ -302,13 +303,15 @@ def resumed_config(command: str, folder: Path) -> Config:
     Parameters
     ----------
     command
-        What to go on with: ``"run"`` or ``"compare"``.
+        What to go on with: ``"run"``, ``"compare"`` or ``"tune"``.
     folder
         Where it was stopped.
     """
     if not (folder / "config.toml").is_file():
         raise InputError(f"There is no run in {folder} to go on with.")
     kind = "run" if (folder / "checkpoint").is_dir() else "compare"
+    if (folder / SEARCH).exists():
+        kind = "tune"
     if kind == "compare" and (folder / "metrics.jsonl").exists():
         raise InputError(f"The run in {folder} has lost its checkpoint and cannot go on.")
     config = read_config(folder / "config.toml") if kind in (command, "compare") else None
@@ -357,7 +360,8 @@ def make_task(config: Config, federation: Federation) -> Task:
     )
 
 
-def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
+def instances(methods: Iterable[str | Method]) -> dict[str, Method]:
+    """Return methods by name, those that are given by name with their defaults."""
     instances: dict[str, Method] = {}
     for method in methods:
         if isinstance(method, Method):
@@ -372,7 +376,8 @@ def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
     return instances
 
 
-def _prepare(config: Config, observer: Observer) -> tuple[Federation, Task]:
+def prepare_run(config: Config, observer: Observer) -> tuple[Federation, Task]:
+    """Prepare the federation and the task of a configuration, and say what they are."""
     federation = prepare(
         config.federation, progress=observer.preparing, device=config.engine.device
     )
@@ -384,7 +389,7 @@ def _prepare(config: Config, observer: Observer) -> tuple[Federation, Task]:
     return federation, task
 
 
-def _stem(config: Config) -> str:
+def run_stem(config: Config) -> str:
     """Return a name for the folder of a run, from its source."""
     name = config.federation.source.removeprefix("folder:").removeprefix("hub:")
     shifted = config.federation.shift != "none" or config.federation.shift_table is not None

@@ -10,6 +10,9 @@ FEDERATION = "federation.json"
 COMPARISON = "comparison.csv"
 SEEDS = "seeds.csv"
 PAIRS = "pairs.csv"
+TRIALS = "trials.jsonl"
+SEARCH = "search.json"  # what a search was asked for
+TUNING = "tuning.csv"  # what came out of it
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"  # in the folder of the checkpoint
 
