@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pfedfda.report.charts import Heat, all_clients
 from pfedfda.report.groups import Entry, seeds_of
@@ -267,9 +267,16 @@ def paper(table: PaperTable) -> Table:
     return Table(table.title, "paper", head, [rows])
 
 
+def _seeds_title(cell: PaperCell, digits: int) -> str:
+    if cell.low is None or cell.high is None:
+        return ""
+    ends = f"{number(cell.low, digits)} to {number(cell.high, digits)}"
+    return f"mean over {cell.seeds} seeds, 95 % interval {ends}"
+
+
 def _paper_cells(cell: PaperCell, digits: int, kind: str = "") -> tuple[Cell, Cell, Cell]:
     return (
         _mean(cell.paper_mean, cell.paper_std, digits, kind),
-        _mean(cell.ours_mean, cell.ours_std, digits),
+        replace(_mean(cell.ours_mean, cell.ours_std, digits), title=_seeds_title(cell, digits)),
         Cell(signed(cell.difference, digits), kind="n best"),
     )
