@@ -42,14 +42,20 @@ def search_history(searches: dict[str, list[Trial]]) -> Chart:
     series = []
     looks = styles_of(searches)
     for index, ((method, trials), style) in enumerate(zip(searches.items(), looks, strict=True)):
-        best, ys, marked = 0.0, [], []
-        for place, trial in enumerate(trials):
-            if trial.status == "complete" and (trial.accuracy or 0.0) > best:
-                best = trial.accuracy or 0.0
-                marked.append(place)
+        best: float | None = None
+        xs: list[float] = []
+        ys: list[float | None] = []
+        marked = []
+        for trial in trials:
+            if xs:  # a step
+                xs.append(float(trial.number + 1))
+                ys.append(best)
+            if trial.status == "complete" and (trial.accuracy or 0.0) > (best or 0.0):
+                best = trial.accuracy
+                marked.append(len(xs))
+            xs.append(float(trial.number + 1))
             ys.append(best)
         entry = Entry([], printable(title_of(method)), index, style)
-        xs = [float(trial.number + 1) for trial in trials]
         series.append(Series(entry, xs, ys, marked=marked))
     known = [y for s in series for y in s.ys if y]
     return Chart(

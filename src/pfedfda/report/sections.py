@@ -7,8 +7,9 @@ from pfedfda.report import charts, tables
 from pfedfda.report.charts import Bars, Chart
 from pfedfda.report.groups import Entry, Group
 from pfedfda.report.paper_table import PaperTable
+from pfedfda.report.ranks import Ranks
 from pfedfda.report.tables import Table
-from pfedfda.runs.seed_table import SeedTable
+from pfedfda.runs.seed_table import SeedTable, p_text
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Figure:
     """
 
     key: str
-    views: Sequence[Chart | Bars]
+    views: Sequence[Chart | Bars | Ranks]
     switches: Sequence[tuple[str, Sequence[str]]] = ()
 
     def choice(self, place: int) -> tuple[int, int]:
@@ -71,6 +72,16 @@ def suite_section(suite: PaperTable) -> Section:
         tables=[(None, tables.paper(suite))],
         notes=("What differs from the paper’s setting", suite.notes) if suite.notes else None,
     )
+
+
+def ranks_section(ranks: Ranks) -> Section:
+    """Return the section that compares methods over federations."""
+    text = (
+        f"Mean ranks by mean accuracy over {ranks.federations} federations; 1 is the best. Methods "
+        f"under one black bar differ by less than the critical difference (Nemenyi, 0.05): their "
+        f"order may be chance. That all methods are equal has p {p_text(ranks.p)} (Friedman)."
+    )
+    return Section("Ranks over federations", text, Figure("ranks", [ranks]))
 
 
 def group_sections(group: Group, key: str) -> list[Section]:
