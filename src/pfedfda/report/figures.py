@@ -98,8 +98,8 @@ def _draw_ranks(axes: Any, ranks: Ranks) -> None:
     axes.plot([start, min(ranks.place(1 + ranks.critical), 100)], [4, 4], color=grey, linewidth=1)
     axes.text(start, 16, f"critical difference {ranks.critical:.2f}", fontsize=8, color=grey)
     axes.plot([start, end], [TOP, TOP], color=grey, linewidth=1)
-    for rank in ranks.ticks:
-        axes.text(ranks.place(rank), TOP - 6, str(rank), ha="center", fontsize=8, color=grey)
+    for tick in ranks.ticks:
+        axes.text(ranks.place(tick), TOP - 6, str(tick), ha="center", fontsize=8, color=grey)
     for low, high, at in ranks.bars:
         ends = [ranks.place(low) - 0.8, ranks.place(high) + 0.8]
         axes.plot(ends, [at] * 2, color=ink, linewidth=3, solid_capstyle="butt")

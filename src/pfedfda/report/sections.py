@@ -89,7 +89,7 @@ def group_sections(group: Group, key: str) -> list[Section]:
     entries = group.entries
     sections = [_comparison_section(entries)]
     if group.statistics is not None:
-        sections.insert(0, _seeds_section(group.statistics, entries))
+        sections.append(_seeds_section(group.statistics, entries))
     evaluated = [entry for entry in entries if entry.rounds]
     if evaluated:
         sections.append(_rounds_section(evaluated, key))
