@@ -225,7 +225,7 @@ BAD_INPUT = [
     (["tune", "local", "--trials", "0"], "The number of trials is 0; it must lie between 1 and"),
     (["tune", "nope"], "Unknown method 'nope'"),
     (["tune", "local", "--seeds", "0", "1"], "A search has one seed"),
-    (["tune", "ditto", "--space", "mu=1:2"], "Did you mean 'ditto.mu'?"),
+    (["tune", "ditto", "--space", "mu=1:2"], "Unknown name in --space: 'mu': choose from lr, ditto.mu"),
     (["tune", "ditto", "--space", "lr"], "--space 'lr' has no '='"),
     (["tune", "ditto", "--space", "lr=0.1:0.01"], "The bounds are 0.1 and 0.01; the first must"),
     (["tune", "ditto", "--space", "lr=0:1:log"], "on a log scale it must be above 0."),
@@ -319,14 +319,15 @@ def completions(script: str, line: str) -> set[str]:
         $function_name pfedfda "${{COMP_WORDS[COMP_CWORD]}}"
         printf '%s\\n' "${{COMPREPLY[@]}}"
     """
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash"], input=program, capture_output=True, text=True, timeout=60)
     return {word.strip() for word in done.stdout.splitlines()}
 
 
 def test_bash_completes_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--tyro-print-completion", "bash"]) == 0
     script = capsys.readouterr().out
-    assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+    # By its input: the script is longer than an argument can be.
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
     assert set(COMMANDS) <= completions(script, "pfedfda ")
     assert {"report", "reproduce"} <= completions(script, "pfedfda rep")
     assert "--title" in completions(script, "pfedfda report --t")

@@ -5,6 +5,7 @@ import dataclasses
 from rich.table import Table
 
 from pfedfda.methods import Task, all_methods, dry_run
+from pfedfda.methods.space import declared_space
 from pfedfda.methods.traffic import parts
 from pfedfda.models import ModelConfig
 from pfedfda.runs.comparison import plain_console
@@ -24,7 +25,12 @@ class MethodsCommand:
             summary = (method.__doc__ or "").strip().split("\n")[0]
             sent = parts(dry_run(method(), task, method().init(task)).up)
             summary += f"\nSends {', '.join(sent) or 'nothing'}."
-            fields = [f"{f.name.replace('_', '-')} {f.default}" for f in dataclasses.fields(method)]
+            spaces = declared_space(method)
+            fields = [
+                f"{f.name.replace('_', '-')} {f.default}"
+                + (f"  (tune: {spaces[f.name]})" if f.name in spaces else "")
+                for f in dataclasses.fields(method)
+            ]
             table.add_row(name, summary, "\n".join(fields), method.paper)
         plain_console().print(table)
         return 0

@@ -19,6 +19,7 @@ from pfedfda.runs import (
     read_run,
     read_tables,
 )
+from pfedfda.runs.config import LARGEST_INTEGER
 from pfedfda.runs.layout import CHECKPOINT, CONFIG, METRICS, SUMMARY
 from pfedfda.runs.seed_table import SeedRun, SeedTable
 from pfedfda.runs.seeds import seed_folder
@@ -233,8 +234,9 @@ def _read_folder(folder: Path) -> tuple[list[RunResult], list[str], bool]:
     runs: list[RunResult] = []
     missing: list[str] = []
     for seed in seeds:
-        place = seed_folder(folder, seed) if type(seed) is int else folder
-        if any(place.glob(f"*/{SUMMARY}")):
+        known = type(seed) is int and abs(seed) <= LARGEST_INTEGER
+        place = seed_folder(folder, seed) if known else None
+        if place is not None and any(place.glob(f"*/{SUMMARY}")):
             found, without = _read_comparison(place)
             runs += found
             missing += [f"{title}, seed {seed}," for title in without]

@@ -13,10 +13,10 @@ J. Demšar, "Statistical comparisons of classifiers over multiple data sets", JM
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
 
 LEVEL = 0.95
 """The confidence of every interval; tests use one less this."""
@@ -71,7 +71,7 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     if len(numbers) < 2:
         return Interval(mean)
     error = float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
-    half = float(stats.t.ppf((1 + level) / 2, len(numbers) - 1)) * error
+    half = float(_stats().t.ppf((1 + level) / 2, len(numbers) - 1)) * error
     return Interval(mean, mean - half, mean + half)
 
 
@@ -156,15 +156,17 @@ def mixture_tail(ratio: float, parts: Sequence[Part]) -> float:
     single part it is the t test.
     """
     total = sum(part.variance for part in parts)
-    tails = [2 * float(stats.t.sf(ratio, part.freedom)) for part in parts]
+    tails = [2 * float(_stats().t.sf(ratio, part.freedom)) for part in parts]
     return math.fsum(p.variance / total * tail for p, tail in zip(parts, tails, strict=True))
 
 
 def _mixture_quantile(parts: Sequence[Part], tail: float) -> float:
-    quantiles = [float(stats.t.isf(tail / 2, p.freedom)) for p in parts if p.variance > 0]
+    quantiles = [float(_stats().t.isf(tail / 2, p.freedom)) for p in parts if p.variance > 0]
     # A little wider, since a part may be so small that rounding hides it.
     low, high = 0.999 * min(quantiles), 1.001 * max(quantiles)
-    return float(optimize.brentq(lambda t: mixture_tail(t, parts) - tail, low, high, xtol=1e-12))
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda t: mixture_tail(t, parts) - tail, low, high, xtol=1e-12))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -187,7 +189,7 @@ def mean_ranks(scores: ArrayLike) -> list[float]:
     Equal scores share their ranks.
     """
     table = np.asarray(scores, dtype=np.float64)
-    return [float(rank) for rank in stats.rankdata(-table, axis=1).mean(axis=0)]
+    return [float(rank) for rank in _stats().rankdata(-table, axis=1).mean(axis=0)]
 
 
 def critical_difference(methods: int, federations: int, level: float = LEVEL) -> float:
@@ -196,7 +198,7 @@ def critical_difference(methods: int, federations: int, level: float = LEVEL) ->
     That is q √(k (k + 1) / 6N) for k methods on N federations, where q is the quantile of the
     studentised range of k values, divided by √2.
     """
-    quantile = float(stats.studentized_range.ppf(level, methods, math.inf)) / math.sqrt(2)
+    quantile = float(_stats().studentized_range.ppf(level, methods, math.inf)) / math.sqrt(2)
     return quantile * math.sqrt(methods * (methods + 1) / (6 * federations))
 
 
@@ -218,7 +220,7 @@ def friedman(scores: ArrayLike) -> float:
     if rest <= 1e-12:  # the same order everywhere
         return 0.0
     ratio = (rows - 1) * square / rest
-    return float(stats.f.sf(ratio, columns - 1, (columns - 1) * (rows - 1)))
+    return float(_stats().f.sf(ratio, columns - 1, (columns - 1) * (rows - 1)))
 
 
 def cliques(ranks: Sequence[float], critical: float) -> list[tuple[float, float]]:
@@ -230,3 +232,9 @@ def cliques(ranks: Sequence[float], critical: float) -> list[tuple[float, float]
         if high > low and (not stretches or high > stretches[-1][1]):
             stretches.append((low, high))
     return stretches
+
+
+def _stats() -> Any:
+    from scipy import stats  # the import takes about a second, and few commands need it
+
+    return stats
