@@ -225,7 +225,10 @@ BAD_INPUT = [
     (["tune", "local", "--trials", "0"], "The number of trials is 0; it must lie between 1 and"),
     (["tune", "nope"], "Unknown method 'nope'"),
     (["tune", "local", "--seeds", "0", "1"], "A search has one seed"),
-    (["tune", "ditto", "--space", "mu=1:2"], "Unknown name in --space: 'mu': choose from lr, ditto.mu"),
+    (
+        ["tune", "ditto", "--space", "mu=1:2"],
+        "Unknown name in --space: 'mu': choose from lr, ditto.mu",
+    ),
     (["tune", "ditto", "--space", "lr"], "--space 'lr' has no '='"),
     (["tune", "ditto", "--space", "lr=0.1:0.01"], "The bounds are 0.1 and 0.01; the first must"),
     (["tune", "ditto", "--space", "lr=0:1:log"], "on a log scale it must be above 0."),
