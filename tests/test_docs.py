@@ -184,6 +184,20 @@ def test_the_examples_with_own_data_and_models_run(
     assert capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("page", "shown"), [("statistics", "local"), ("tune", "Ditto")])
+def test_the_examples_of_seeds_and_tuning_run(
+    page: str,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(ROOT / "docs" / f"{page}.md")
+    exec(block, {})
+    assert shown in capsys.readouterr().out
+
+
 def test_the_table_of_presets_is_true() -> None:
     """Numbers in the table are the presets' defaults."""
     page = (ROOT / "docs" / "pfedfda.md").read_text()

@@ -21,9 +21,11 @@ from pfedfda.paper.communication import paper_loads
 from pfedfda.paper.published import published_table
 from pfedfda.paper.records import difference, matching, need_of, read_records
 from pfedfda.paper.reproduce import tables_of_records
+from pfedfda.paper.seed_tables import federation_tables
 from pfedfda.paper.suites import SUITES
 from pfedfda.report import PaperCell, PaperTable
 from pfedfda.report.styles import MARKERS, style_of, title_of
+from pfedfda.runs.seed_table import SeedTable, interval_text, p_text
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- Table 1, by tools/write_reproduction.py -->\n", "<!-- end of Table 1 -->\n"
@@ -34,9 +36,11 @@ This page is written by `python tools/write_reproduction.py` from the files in `
 record of one run by `pfedfda reproduce`. A cell shows our mean over clients with the standard
 deviation over clients in brackets, the paper's numbers below it in italics, and the difference of
 the means, in bold if it is larger than two standard errors over clients (as if the two means were
-independent). Seed 0 unless a note says otherwise. What explains the differences is in
-[differences.md](differences.md); what the paper does not say, and what we took in its place, is
-listed in `pfedfda.paper.settings.NOT_STATED`.
+independent). Below each table stands how many seeds it has: one seed says nothing about others, and
+its differences are over clients alone ([statistics.md](statistics.md)).
+
+What explains the differences is in [differences.md](differences.md); what the paper does not say,
+and what we took in its place, is listed in `pfedfda.paper.settings.NOT_STATED`.
 
 The paper has no numbers by client, so errors of differences from it cannot be paired. Records that
 are made from now on hold the counts of every client, from which `pfedfda.paper.records.difference`
@@ -69,6 +73,8 @@ def page(results: Path) -> str:
     parts = [INTRODUCTION.format(machines="; ".join(sorted({machine(r) for r in records})) or "-")]
     for suite, table in tables_of_records(results, SUITES.values()):
         parts.append(f"## {table.title}\n\n{markdown(table, suite.key)}")
+    for federation, table in federation_tables(records).items():
+        parts.append(over_seeds(federation, table))
     for federation in with_pairs(records):
         parts.append(leads(federation, records))
     for federation in with_betas(records):
@@ -102,7 +108,7 @@ def markdown(table: PaperTable, key: str) -> str:
     for row in table.rows:
         cells = [cell_text(cell, table.digits) for cell in row.cells]
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
-    notes = [f"- {note}" for note in table.notes]
+    notes = [f"- {note}" for note in [seeds_text(table), *table.notes]]
     columns = " ".join(column.split(" (")[0] for column in table.columns)  # a heading has its unit
     command = f"pfedfda reproduce {key} --columns {columns}"
     for note in table.notes:
@@ -115,11 +121,37 @@ def markdown(table: PaperTable, key: str) -> str:
     return "\n".join([*lines, "", told, "", *notes, ""])
 
 
+def seeds_text(table: PaperTable) -> str:
+    """Return how many seeds the cells of a table have."""
+    cells = [cell for row in table.rows for cell in row.cells if cell.ours_mean is not None]
+    counts = sorted({cell.seeds for cell in cells})
+    return f"Seeds per cell: {' to '.join(dict.fromkeys(map(str, [counts[0], counts[-1]])))}."
+
+
+def over_seeds(federation: str, table: SeedTable) -> str:
+    """Return the methods of a federation with several seeds, compared."""
+    lines = [
+        f"## Over seeds on {federation}",
+        "",
+        f"Means over seeds {', '.join(map(str, table.seeds))}, each of which draws {table.varies}.",
+        "",
+        "| method | mean, 95 % interval | less the best other | p, Holm |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in table.rows:
+        difference = "-" if row.difference is None else interval_text(row.difference, "+")
+        mean = interval_text(row.accuracy)
+        lines.append(f"| {row.method} | {mean} | {difference} | {p_text(row.p_holm)} |")
+    return "\n".join([*lines, ""])
+
+
 def cell_text(cell: PaperCell, digits: int) -> str:
     def number(mean: float, std: float | None) -> str:
         return f"{mean:.{digits}f}" + ("" if std is None else f" ({std:.{digits}f})")
 
     lines = ["-" if cell.ours_mean is None else number(cell.ours_mean, cell.ours_std)]
+    if cell.low is not None and cell.high is not None:
+        lines.append(f"[{number(cell.low, None)}, {number(cell.high, None)}]")
     if cell.paper_mean is not None:
         lines.append(f"*{number(cell.paper_mean, cell.paper_std)}*")
     if cell.difference is not None:

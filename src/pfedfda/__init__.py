@@ -6,7 +6,8 @@ in the packages.
 
 Run and compare methods
     `run`, `compare` and `resume` run methods on a federation and return a `RunResult` or a
-    `Comparison`; `load_run` reads a run from its folder.
+    `Comparison`; `load_run` reads a run from its folder. `tune` searches the settings of methods
+    and returns a `Tuning`.
 Federations
     `FederationConfig` says who holds which samples, `federation_from_arrays` makes one for arrays,
     and `prepare` makes a `Federation` of it.
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
     from pfedfda.experiment.exporting import ExportedModel, export_models
     from pfedfda.experiment.personal import PersonalModel, personalize
+    from pfedfda.experiment.tune import Tuning, tune
     from pfedfda.gaussian import (
         Adaptation,
         AdaptiveGaussianClassifier,
@@ -80,6 +82,7 @@ __all__ = [
     "PfedfdaError",
     "RunResult",
     "RunStoppedError",
+    "Tuning",
     "__version__",
     "adapt",
     "all_methods",
@@ -101,6 +104,7 @@ __all__ = [
     "run",
     "search_beta",
     "statistics_from_moments",
+    "tune",
 ]
 
 _HOMES = {
@@ -109,6 +113,7 @@ _HOMES = {
     "pfedfda.experiment": ["Comparison", "RunResult", "compare", "load_run", "resume", "run"],
     "pfedfda.experiment.exporting": ["ExportedModel", "export_models"],
     "pfedfda.experiment.personal": ["PersonalModel", "personalize"],
+    "pfedfda.experiment.tune": ["Tuning", "tune"],
     "pfedfda.gaussian": [
         "Adaptation",
         "AdaptiveGaussianClassifier",

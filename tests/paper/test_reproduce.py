@@ -15,6 +15,7 @@ from pfedfda.paper import published_table, suites
 from pfedfda.paper.records import matching, read_records
 from pfedfda.paper.reproduce import tables_of_records
 from pfedfda.runs import load_run
+from pfedfda.runs.statistics import mean_interval, paired_difference
 from tests.conftest import write_image
 
 WORDS = ["reproduce", "table1", "--columns", "cifar10-s@25", "--rounds", "2", "--workers", "0"]
@@ -224,3 +225,34 @@ def test_report_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "FedAvg" in Path("report/report.html").read_text()
     assert main(["report", "runs"]) == 2
     assert main(["report"]) == 2
+
+
+def test_several_seeds_are_compared_from_runs_and_from_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "--methods", "local", "fedavg-ft", "--seeds", "0", "1", "2"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    records = read_records(tmp_path / "runs" / "results")
+    means = [r["mean_accuracy"] for r in records if r["need"]["method"] == "local"]
+    interval = mean_interval(means)
+    assert f"ours  {interval.mean:.3f}" in printed
+    assert f"95 % {interval.low:.3f} to {interval.high:.3f}" in printed
+    table = printed[printed.index("cifar10-s@25: Test accuracy") :].split("report: ")[0]
+    assert "means over seeds 0, 1, 2" in table
+    by_method = [
+        [
+            [n / size for n, size in zip(r["by_client"]["correct"], r["by_client"]["tested"],
+                                         strict=True)]
+            for r in records
+            if r["need"]["method"] == method
+        ]
+        for method in ("local", "fedavg-ft")
+    ]  # fmt: skip
+    difference = paired_difference(*by_method)
+    assert f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]" in table
+    # The same from the records alone, after the runs are gone.
+    (tmp_path / "runs" / "reproduced").rename(tmp_path / "gone")
+    assert main([*words[:-4], "--from-results"]) == 0
+    again = capsys.readouterr().out
+    assert again[again.index("cifar10-s@25: Test accuracy") :].strip() == table.strip()

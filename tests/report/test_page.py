@@ -17,8 +17,10 @@ from pfedfda.errors import InputError
 from pfedfda.report import PaperCell, PaperRow, PaperTable, charts, svg, write_report
 from pfedfda.report.groups import read_groups
 from pfedfda.report.page import render
+from pfedfda.report.ranks import ranks_over
 from pfedfda.report.svg import Drawing
 from pfedfda.runs import ClassCounts, write_class_counts
+from pfedfda.runs.statistics import paired_difference
 from tests.report.fake_runs import change_summary, write_comparison, write_run
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -266,6 +268,61 @@ def test_the_headline_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for method in ("Local", "pFedFDA"):
         for seed in range(3):
             assert f"{method}, seed {seed}</th>" in every_run
+
+
+def test_the_headline_says_whether_the_lead_is_beyond_chance(tmp_path: Path) -> None:
+    """The statistics on the page are those of the clients' files."""
+    folders = [
+        write_run(tmp_path / f"{method}-{seed}", method, seed=seed)
+        for method in ("local", "pfedfda")
+        for seed in range(3)
+    ]
+    (group,) = read_groups(folders)
+    assert group.statistics is not None
+    (pair,) = group.statistics.pairs
+    accuracies = [
+        [[client.accuracy for client in run.clients] for run in entry.runs]
+        for entry in sorted(group.entries, key=lambda entry: entry.label != pair.first)
+    ]
+    assert pair.difference == paired_difference(*accuracies)
+    text = re.sub(r"\s+", " ", page_of(*folders).text)
+    assert "95 % interval over seeds" in text
+    verdict = "beyond chance" if pair.difference.p <= 0.05 else "not beyond chance"
+    assert f"{verdict} is the lead over {pair.second}" in text
+    alone = re.sub(r"\s+", " ", page_of(folders[0], folders[3]).text)
+    assert "chance" not in alone  # one seed says nothing about it
+
+
+def federations_with(tmp_path: Path, means: list[dict[str, float]]) -> list[Path]:
+    """Return comparisons on as many federations, with these mean accuracies."""
+    folders = []
+    for number, of_federation in enumerate(means):
+        folder = write_comparison(tmp_path / f"f{number}", list(of_federation))
+        for method, mean in of_federation.items():
+            change_summary(folder / method, mean_accuracy=mean)
+            config = folder / method / "config.toml"
+            text = config.read_text()
+            config.write_text(text.replace("[federation]", f"[federation]\nsize = {number}"))
+        folders.append(folder)
+    return folders
+
+
+def test_ranks_over_federations(tmp_path: Path) -> None:
+    means = [{"local": 0.5, "fedavg": 0.6 + 0.2 * (n == 0), "pfedfda": 0.7} for n in range(4)]
+    folders = federations_with(tmp_path, means)
+    groups = read_groups(folders)
+    assert len(groups) == 4
+    ranks = ranks_over(groups)
+    assert ranks is not None
+    assert [entry.label for entry in ranks.entries] == ["pFedFDA", "FedAvg", "Local"]
+    assert list(ranks.ranks) == [1.25, 1.75, 3.0]
+    assert ranks.cliques == [(1.25, 1.75), (1.75, 3.0)]
+    folder = tmp_path / "report"
+    page = write_report(folders, folder).read_text()
+    assert "Ranks over federations" in page
+    assert "mean rank 1.25" in page
+    assert (folder / "figures" / "ranks.svg").exists()
+    assert ranks_over(groups[:1]) is None
 
 
 def test_only_seeds_of_the_same_settings_are_one_row(tmp_path: Path) -> None:

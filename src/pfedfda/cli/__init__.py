@@ -18,6 +18,7 @@ from pfedfda.version import __version__
 COMMANDS = {
     "run": "Run one method on a federation.",
     "compare": "Run several methods on one federation and compare them in one table.",
+    "tune": "Search the settings of methods on validation samples, with the same budget for each.",
     "reproduce": "Run a table or figure of the paper, and print our numbers beside the paper's.",
     "report": "Write a page with tables and figures about runs.",
     "personalize": "Make a personal model for new images from a finished run.",

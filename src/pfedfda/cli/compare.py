@@ -11,6 +11,7 @@ from pfedfda.cli.run_options import SettingsCommand, with_settings
 from pfedfda.errors import InputError, printable
 from pfedfda.experiment.api import compare_config
 from pfedfda.experiment.observers import choose_observer
+from pfedfda.runs.config import Config
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,25 @@ class CompareCommand(SettingsCommand):
 
     def execute(self) -> int:
         """Run the methods."""
-        from pfedfda.cli.printing import print_results
+        return run_methods(self.settings(), self, "compare")
 
-        config = self.settings()
-        with choose_observer(self.quiet) as observer:
-            comparison = compare_config(config, observer, self.resume)
-        if not self.quiet and comparison.results:
-            print_results([result.summary for result in comparison.results], comparison.folder)
-        print(printable(comparison.folder))
-        if comparison.stopped:
+
+def run_methods(config: Config, options: SettingsCommand, command: str) -> int:
+    """Run all methods, with all seeds, and print their table; return the exit code."""
+    from pfedfda.cli.printing import print_comparison
+
+    with choose_observer(options.quiet) as observer:
+        comparison = compare_config(config, observer, options.resume, command)
+    if not options.quiet and comparison.results:
+        print_comparison(comparison)
+    print(printable(comparison.folder))
+    if comparison.stopped:
+        if config.schedule.seeds is None:
             complain(f"{len(comparison.stopped)} of {len(config.methods)} methods diverged.")
-        return 1 if comparison.stopped else 0
+        else:
+            runs = len(config.methods) * len(config.schedule.seeds)
+            complain(f"{len(comparison.stopped)} of {runs} runs diverged.")
+    return 1 if comparison.stopped else 0
 
 
 def command_for(words: Sequence[str] | None) -> type[CompareCommand]:

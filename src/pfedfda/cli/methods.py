@@ -6,6 +6,7 @@ from rich.table import Table
 
 from pfedfda.engine.base import num_bytes
 from pfedfda.methods import Method, Task, all_methods, dry_run
+from pfedfda.methods.space import declared_space
 from pfedfda.methods.traffic import parts
 from pfedfda.models import ModelConfig
 from pfedfda.runs.comparison import plain_console
@@ -25,8 +26,12 @@ class MethodsCommand:
                 table.add_column(heading, overflow="fold")
             for name, method in all_methods().items():
                 if method.training_free == training_free:
-                    fields = dataclasses.fields(method)
-                    options = [f"{f.name.replace('_', '-')} {f.default}" for f in fields]
+                    spaces = declared_space(method)
+                    options = [
+                        f"{f.name.replace('_', '-')} {f.default}"
+                        + (f"  (tune: {spaces[f.name]})" if f.name in spaces else "")
+                        for f in dataclasses.fields(method)
+                    ]
                     summary = (method.__doc__ or "").strip().split("\n")[0]
                     update = describe_update(method())
                     table.add_row(name, summary, update, "\n".join(options), method.paper)

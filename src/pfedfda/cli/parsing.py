@@ -115,9 +115,9 @@ class _Complaint:
         option = token.partition("=")[0]
         if not option.startswith("-"):
             return InputError(f"Unexpected argument {quote(token)}; {self._help()}")
-        if self.name in ("run", "compare") and (method := _method_of(option)):
-            needed = f"{method} in --methods" if self.name == "compare" else f"--method {method}"
-            return InputError(f"{option} needs {needed}.")
+        needed = {"run": "--method {}", "compare": "{} in --methods", "tune": "the method {}"}
+        if self.name in needed and (method := _method_of(option)):
+            return InputError(f"{option} needs {needed[self.name].format(method)}.")
         hint = nearest(option, _options(self.command) if self.command else ())
         return InputError(f"Unknown option {quote(option)}; {self._help()}{hint}")
 

@@ -6,15 +6,18 @@ from typing import Annotated
 
 import tyro
 
+from pfedfda.cli.printing import print_seed_table
 from pfedfda.errors import InputError, printable
 from pfedfda.report import write_report
+from pfedfda.report.groups import read_groups
 
 
 @dataclass(frozen=True)
 class ReportCommand:
     """Write a page with tables and figures about runs.
 
-    It is one file, to be opened in a browser.
+    It is one file, to be opened in a browser. Of runs with several seeds the table of means with
+    intervals and tests is printed too, computed from the files of the runs.
 
     Parameters
     ----------
@@ -38,7 +41,11 @@ class ReportCommand:
         if not self.runs:
             raise InputError("There is no run to report on; name the folder of one.")
         alone = self.runs[0] if len(self.runs) == 1 else Path("report")
-        print(printable(write_report(self.runs, self.output or alone, title=self.title)))
+        page = write_report(self.runs, self.output or alone, title=self.title)
+        for group in read_groups(self.runs):
+            if group.statistics is not None:
+                print_seed_table(group.statistics, group.runs[0].judged_on, group.heading)
+        print(printable(page))
         return 0
 
 

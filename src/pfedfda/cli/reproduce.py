@@ -8,15 +8,18 @@ import tyro
 
 from pfedfda.cli import complain
 from pfedfda.cli.parsing import Flag
-from pfedfda.cli.printing import print_list
+from pfedfda.cli.printing import print_list, print_seed_table
 from pfedfda.errors import InputError, printable
 from pfedfda.experiment.observers import choose_observer
 from pfedfda.paper import computed
-from pfedfda.paper.reproduce import Job, estimates, plan, reproduce
-from pfedfda.paper.suites import COMPUTED, SUITES, Suite, find_suite
-from pfedfda.report.paper_table import build_paper_table
+from pfedfda.paper.records import read_records
+from pfedfda.paper.reproduce import Job, estimates, paper_table, plan, reproduce
+from pfedfda.paper.seed_tables import seed_tables
+from pfedfda.paper.suites import COMPUTED, SUITES, Record, Suite, find_suite
+from pfedfda.report.paper_table import PaperTable, build_paper_table
 from pfedfda.runs import EngineConfig
 from pfedfda.runs.comparison import plain_console
+from pfedfda.runs.seeds import refuse_bad_seeds
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,10 @@ class ReproduceCommand:
     rounds
         The number of rounds, if not the paper's.
     seeds
-        A run for each of these seeds; the table has their mean.
+        A run for each of these seeds; the table has their mean, and below it the methods are
+        compared over seeds with intervals and tests.
+    from_results
+        Make no run: the table of the records that --results has already.
     dry_run
         Only say what would run and about how long it would take, by timing a round of each.
     data_dir
@@ -60,6 +66,7 @@ class ReproduceCommand:
     columns: tuple[str, ...] = ()
     rounds: int | None = None
     seeds: tuple[int, ...] = (0,)
+    from_results: Flag = False
     dry_run: Flag = False
     data_dir: Path | None = None
     output: Path = Path("runs")
@@ -79,13 +86,18 @@ class ReproduceCommand:
                     f"{self.suite} is made whole: it has no choice of rows or columns."
                 )
             return computed.show(self.suite, self.data_dir, self.output)
-        if not self.seeds:
-            raise InputError("There is no seed; name at least one.")
+        refuse_bad_seeds(self.seeds, None)
         return self._reproduce(find_suite(self.suite))
 
     def _reproduce(self, suite: Suite) -> int:
         rows, columns = suite.choose_rows(self.methods), suite.choose_columns(self.columns)
         results = self.results or self.output / "results"
+        if self.from_results:
+            if not results.is_dir():
+                raise InputError(f"There is no folder {results} with records.")
+            records = read_records(results)
+            _print_tables(suite, paper_table(suite, rows, columns, records), records)
+            return 0
         with choose_observer(self.quiet) as observer:
             jobs = plan(
                 suite, rows, columns, self.rounds, self.seeds, self.engine,
@@ -98,15 +110,24 @@ class ReproduceCommand:
         if self.dry_run:
             _print_estimates(jobs, seconds)
             return 0
-        # A table that is wider than the terminal is printed in full, and wrapped by the terminal.
-        table, console = build_paper_table(done.table), plain_console()
-        console.print(table, width=max(console.width, console.measure(table).maximum), crop=False)
-        for note in done.table.notes:
-            print(printable(f"- {note}"))
+        _print_tables(suite, done.table, done.records)
         print(printable(f"report: {done.page}"))
         if done.stopped:
             complain(f"{len(done.stopped)} of {len(jobs)} runs stopped early.")
         return 1 if done.stopped else 0
+
+
+def _print_tables(suite: Suite, table: PaperTable, records: list[Record]) -> None:
+    """Print the paper's numbers beside ours, and of several seeds the methods compared."""
+    # A table that is wider than the terminal is printed in full, and wrapped by the terminal.
+    built, console = build_paper_table(table), plain_console()
+    console.print(built, width=max(console.width, console.measure(built).maximum), crop=False)
+    for note in table.notes:
+        print(printable(f"- {note}"))
+    rows = [row.label for row in table.rows]
+    columns = [column.split(" (")[0] for column in table.columns]  # a heading has its unit
+    for column, of_column in seed_tables(suite, rows, columns, records).items():
+        print_seed_table(of_column, "test", column)
 
 
 def _print_estimates(jobs: list[Job], seconds: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from pfedfda.cli.compare import run_methods
 from pfedfda.cli.run_options import SettingsCommand, with_settings
 from pfedfda.errors import printable
 from pfedfda.experiment.api import run_config
@@ -39,6 +40,8 @@ class RunCommand(SettingsCommand):
         from pfedfda.cli.printing import print_results
 
         config = self.settings()
+        if config.schedule.seeds is not None:
+            return run_methods(config, self, "run")
         with choose_observer(self.quiet) as observer:
             result = run_config(config, observer, self.resume)
         if not self.quiet:

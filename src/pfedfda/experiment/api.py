@@ -29,8 +29,11 @@ from pfedfda.runs import (
     write_class_counts,
 )
 from pfedfda.runs.choices import choose_settings, suggest_backbone
-from pfedfda.runs.comparison import comparison_table, write_comparison
+from pfedfda.runs.comparison import comparison_table, mean_summaries, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
+from pfedfda.runs.layout import SEARCH
+from pfedfda.runs.seed_table import SeedRun, SeedTable, seed_table_text, write_seed_table
+from pfedfda.runs.seeds import seed_folder
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,38 @@ class Comparison:
         The runs, in the order in which they ran.
     stopped
         For each method that diverged, what happened to it.
+    seeds
+        The seeds if there are several; then each method has a run for each, and `statistics` has
+        the means with their intervals.
+    own_partitions
+        Whether every seed has a partition of its own.
     """
 
     folder: Path
     results: list[RunResult]
     stopped: list[str] = field(default_factory=list)
+    seeds: tuple[int, ...] | None = None
+    own_partitions: bool = False
 
     def __str__(self) -> str:
+        if self.seeds is not None:
+            return seed_table_text(self.statistics)
         return comparison_table([result.summary for result in self.results])
 
+    @property
+    def statistics(self) -> SeedTable:
+        """Means over seeds with intervals, and the tested differences between methods."""
+        methods: dict[str, list[SeedRun]] = {}
+        for result in self.results:
+            methods.setdefault(result.method, []).append(SeedRun.of(result))
+        return SeedTable(methods, self.own_partitions)
+
     def write(self) -> None:
-        """Write the table as ``comparison.csv``."""
-        write_comparison(self.folder, [result.summary for result in self.results])
+        """Write the table as ``comparison.csv``, and of several seeds their statistics."""
+        summaries = [result.summary for result in self.results]
+        write_comparison(self.folder, mean_summaries(summaries) if self.seeds else summaries)
+        if self.seeds is not None:
+            write_seed_table(self.folder, self.statistics)
 
 
 def run(
@@ -83,7 +106,7 @@ def run(
     >>> print(result.mean_accuracy, result.folder)  # doctest: +SKIP
     """
     quiet = bool(settings.pop("quiet", False))
-    config = make_config(_instances([method]), federation, **settings)
+    config = make_config(instances([method]), federation, **settings)
     with choose_observer(quiet) as observer:
         return run_config(config, observer)
 
@@ -100,10 +123,11 @@ def compare(
     methods
         Methods or their names; ``"all"`` stands for every method.
     federation, settings
-        As for `run`.
+        As for `run`; with ``seeds=[0, 1, 2]`` every method runs with each of these seeds, and
+        printing the result shows means over them with intervals and tests.
     """
     quiet = bool(settings.pop("quiet", False))
-    config = make_config(_instances(methods), federation, **settings)
+    config = make_config(instances(methods), federation, **settings)
     with choose_observer(quiet) as observer:
         return compare_config(config, observer)
 
@@ -138,6 +162,8 @@ def resume(
 
 def run_config(config: Config, observer: Observer, folder: Path | None = None) -> RunResult:
     """Run the one method of a configuration; in a given folder, go on with the run in it."""
+    if config.schedule.seeds is not None:
+        raise InputError("run() has one seed; compare() takes several, of one method too.")
     if len(config.methods) != 1:
         raise InputError(f"Exactly one method can be run, not {len(config.methods)}; see compare.")
     method = next(iter(config.methods.values()))
@@ -146,9 +172,11 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
     if folder is not None and is_complete(folder):
         observer.say(f"{folder} is complete already.")
         return load_run(folder)
-    config, federation, task = _prepare(config, observer, new=folder is None)
+    if folder is None:
+        config = with_choices(config, observer)
+    federation, task = prepare_run(config, observer)
     with LocalEngine(federation, task, config.engine) as engine, one_thread():
-        folder = folder or make_folder(config.output, f"{_stem(config)}-{method.name}")
+        folder = folder or make_folder(config.output, f"{run_stem(config)}-{method.name}")
         write_class_counts(federation, folder)
         with _saying_how_to_go_on("run", folder, config):
             result = run_rounds(method, config, engine, folder, observer)
@@ -156,52 +184,110 @@ def run_config(config: Config, observer: Observer, folder: Path | None = None) -
         return result
 
 
-def compare_config(config: Config, observer: Observer, folder: Path | None = None) -> Comparison:
+def compare_config(
+    config: Config, observer: Observer, folder: Path | None = None, command: str = "compare"
+) -> Comparison:
     """Run all methods of a configuration, one after the other, with one pool of workers.
 
     A comparison with the same settings that was stopped is taken up where it was. A method that
     diverges is told of, and the others go on. If a method stops early for another reason, the
     comparison does too; the table of those before it is on disk.
+
+    With several seeds, all methods run with the first, then with the next.
     """
     if not config.methods:
         raise InputError("There is no method to compare; name some, or 'all'.")
-    name = f"{_stem(config)}-compare"
-    if folder is not None:
-        refuse_links(folder)
-    config, federation, task = _prepare(config, observer, new=folder is None)
+    seeds = config.schedule.seeds
+    name = f"{run_stem(config)}-compare"
+    if command == "run":
+        name = f"{run_stem(config)}-{next(iter(config.methods.values())).name}-seeds"
+    if folder is None:
+        config = with_choices(config, observer)
     folder = folder or find_unfinished(config, name)
     if folder is not None:
         refuse_links(folder)
         observer.say(f"Going on with {folder}, which was stopped.")
-    with LocalEngine(federation, task, config.engine) as engine, one_thread():
-        folder = folder or make_folder(config.output, name)
-        write_text(folder / "config.toml", write_config(config))
-        write_class_counts(federation, folder)
-        comparison = Comparison(folder, [])
-        for method_name, method in config.methods.items():
-            subfolder = folder / method.name
-            if is_complete(subfolder):
-                comparison.results.append(load_run(subfolder))
-                continue
-            make_folders(subfolder)
-            alone = replace(config, methods={method_name: method})
-            try:
-                with _saying_how_to_go_on("compare", folder, config):
-                    result = run_rounds(method, alone, engine, subfolder, observer)
-            except DivergedRunError as error:
-                comparison.stopped.append(f"{method.title}: {error}")
-                observer.say(comparison.stopped[-1])
-                continue
-            except RunStoppedError:
-                if comparison.results:
-                    observer.say(str(comparison))  # what there is so far
-                raise
-            comparison.results.append(result)
-            comparison.write()
-            _save_models(config, federation, subfolder, observer)
-        if comparison.results:
-            comparison.write()  # a kill may have come between the last run and its line
+    results: list[RunResult] = []
+    stopped: list[str] = []
+    for part in seed_configs(config):
+        place = None if folder is None else _place(config, folder, part)
+        if seeds is not None and place is not None and _all_complete(part, place):
+            results += [load_run(place / method.name) for method in part.methods.values()]
+            continue
+        federation, task = prepare_run(part, observer)
+        with LocalEngine(federation, task, part.engine) as engine, one_thread():
+            if folder is None:
+                folder = make_folder(config.output, name)
+            write_text(folder / "config.toml", write_config(config))
+            place = _place(config, folder, part)
+            if seeds is not None:
+                observer.say(f"Seed {part.schedule.seed}")
+                make_folders(place)
+                write_text(place / "config.toml", write_config(part))
+            write_class_counts(federation, place)
+            with _saying_how_to_go_on(command, folder, config):
+                of_seed = _compare_methods(part, place, engine, observer)
+        results += of_seed.results
+        stopped += of_seed.stopped
+    assert folder is not None
+    comparison = Comparison(
+        folder, results, stopped, seeds, config.schedule.partition_seeds is not None
+    )
+    if results:
+        comparison.write()  # a kill may have come between the last run and its line
     return comparison
+
+
+def _compare_methods(
+    config: Config, folder: Path, engine: LocalEngine, observer: Observer
+) -> Comparison:
+    """Run all methods with one seed; those that are complete are not run again."""
+    comparison = Comparison(folder, [])
+    for method_name, method in config.methods.items():
+        subfolder = folder / method.name
+        if is_complete(subfolder):
+            comparison.results.append(load_run(subfolder))
+            continue
+        make_folders(subfolder)
+        alone = replace(config, methods={method_name: method})
+        try:
+            result = run_rounds(method, alone, engine, subfolder, observer)
+        except DivergedRunError as error:
+            comparison.stopped.append(f"{method.title}: {error}")
+            observer.say(comparison.stopped[-1])
+            continue
+        except RunStoppedError:
+            if comparison.results:
+                observer.say(str(comparison))  # what there is so far
+            raise
+        comparison.results.append(result)
+        comparison.write()
+        _save_models(config, engine.federation, subfolder, observer)
+    return comparison
+
+
+def seed_configs(config: Config) -> list[Config]:
+    """Return the configuration for each seed; the one itself where it has no list of seeds."""
+    seeds, partitions = config.schedule.seeds, config.schedule.partition_seeds
+    if seeds is None:
+        return [config]
+    parts = []
+    for place, seed in enumerate(seeds):
+        schedule = replace(config.schedule, seed=seed, seeds=None, partition_seeds=None)
+        federation = config.federation
+        if partitions is not None:
+            federation = replace(federation, partition_seed=partitions[place])
+        parts.append(replace(config, schedule=schedule, federation=federation))
+    return parts
+
+
+def _place(config: Config, folder: Path, part: Config) -> Path:
+    """Return the folder of the runs of one seed."""
+    return folder if config.schedule.seeds is None else seed_folder(folder, part.schedule.seed)
+
+
+def _all_complete(part: Config, folder: Path) -> bool:
+    return all(is_complete(folder / method.name) for method in part.methods.values())
 
 
 def find_unfinished(config: Config, default_name: str) -> Path | None:
@@ -217,7 +303,7 @@ def find_unfinished(config: Config, default_name: str) -> Path | None:
             newest = config.output.output / name
     if newest is None or not (newest / "config.toml").is_file():
         return None
-    if all(is_complete(newest / method.name) for method in config.methods.values()):
+    if all(_all_complete(part, _place(config, newest, part)) for part in seed_configs(config)):
         return None
     try:
         before = read_config(newest / "config.toml")
@@ -238,18 +324,23 @@ def resumed_config(command: str, folder: Path) -> Config:
     Parameters
     ----------
     command
-        What to go on with: ``"run"`` or ``"compare"``.
+        What to go on with: ``"run"``, ``"compare"`` or ``"tune"``.
     folder
         Where it was stopped.
     """
     if not (folder / "config.toml").is_file():
         raise InputError(f"There is no run in {folder} to go on with.")
     kind = "run" if (folder / "checkpoint").is_dir() else "compare"
+    if (folder / SEARCH).exists():
+        kind = "tune"
     if kind == "compare" and (folder / "metrics.jsonl").exists():
         raise InputError(f"The run in {folder} has lost its checkpoint and cannot go on.")
-    if kind != command:
+    config = read_config(folder / "config.toml") if kind in (command, "compare") else None
+    # Of one method with several seeds, both commands make the same.
+    seeds_of_one = config and config.schedule.seeds is not None and len(config.methods) == 1
+    if config is None or (kind != command and not seeds_of_one):
         raise InputError(f"{folder} comes from the other command: pfedfda {kind} --resume {folder}")
-    return read_config(folder / "config.toml")
+    return config
 
 
 @contextmanager
@@ -292,7 +383,8 @@ def make_task(config: Config, federation: Federation) -> Task:
     )
 
 
-def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
+def instances(methods: Iterable[str | Method]) -> dict[str, Method]:
+    """Return methods by name, those that are given by name with their defaults."""
     instances: dict[str, Method] = {}
     for method in methods:
         if isinstance(method, Method):
@@ -307,23 +399,28 @@ def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:
     return instances
 
 
-def _prepare(config: Config, observer: Observer, new: bool) -> tuple[Config, Federation, Task]:
-    """Prepare the federation; for a new run, also choose what its settings leave to the data."""
+def with_choices(config: Config, observer: Observer) -> Config:
+    """Return the settings of a new run with none left open that depends on the data."""
+    first = next(iter(seed_configs(config)))
+    federation = prepare(first.federation, progress=observer.preparing, device=config.engine.device)
+    own = not is_published(config.federation.source)
+    config, chosen = choose_settings(config, federation, own)
+    for line in filter(None, (chosen, suggest_backbone(config, federation) if own else "")):
+        observer.say(line)
+    return config
+
+
+def prepare_run(config: Config, observer: Observer) -> tuple[Federation, Task]:
+    """Prepare the federation and the task of a configuration, and say what they are."""
     federation = prepare(
         config.federation, progress=observer.preparing, device=config.engine.device
     )
-    lines = [f"{config.federation.source}: {federation.describe()}"]
-    if new:
-        own = not is_published(config.federation.source)
-        config, chosen = choose_settings(config, federation, own)
-        lines += [chosen, suggest_backbone(config, federation) if own else ""]
     task = make_task(config, federation)
-    for line in filter(None, lines):
-        observer.say(line)
+    observer.say(f"{config.federation.source}: {federation.describe()}")
     if config.model.weights is not None:
         fit = load_weights(task.build_model(), config.model.weights)
         observer.say(f"{config.model.weights}: {fit}.")
-    return config, federation, task
+    return federation, task
 
 
 def _save_models(config: Config, federation: Federation, folder: Path, observer: Observer) -> None:
@@ -333,7 +430,7 @@ def _save_models(config: Config, federation: Federation, folder: Path, observer:
         observer.say(f"{len(written)} models are in {folder / MODELS}.")
 
 
-def _stem(config: Config) -> str:
+def run_stem(config: Config) -> str:
     """Return a name for the folder of a run, from its source."""
     name = config.federation.source.removeprefix("folder:").removeprefix("hub:")
     shifted = config.federation.shift != "none" or config.federation.shift_table is not None

@@ -99,6 +99,8 @@ def read_run_config(run_config: Mapping[str, Scalar]) -> RunSettings:
     method = str(run_config.get("method", "pfedfda"))
     instance = from_mapping(registered_method(method), hyper, f"hyperparameters of {method}")
     config = make_config({method: instance}, **general)
+    if config.schedule.seeds is not None:
+        raise InputError("A federation over real sites has one seed, not seeds.")
     return RunSettings(config, from_mapping(ServerConfig, own, "run configuration"))
 
 

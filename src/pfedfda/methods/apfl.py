@@ -5,7 +5,7 @@ Y. Deng, M. M. Kamani and M. Mahdavi, "Adaptive Personalized Federated Learning"
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from pfedfda.errors import InputError
 from pfedfda.methods.base import Client, Personal, Tensors, Update, load
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Search
 from pfedfda.methods.training import Batch, cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -39,7 +40,7 @@ class APFL(FedAvg):
     paper: ClassVar[str] = "Deng et al., 2020"
     year: ClassVar[int] = 2020
 
-    alpha: float = 0.25
+    alpha: Annotated[float, Search(0.05, 0.95)] = 0.25
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pfedfda.errors import InputError, unknown
 from pfedfda.inputs import InputType
+from pfedfda.methods.space import Search
 from pfedfda.models import Body, Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
@@ -51,7 +52,7 @@ class TrainingConfig:
 
     epochs: int = 5
     batch_size: int | None = None
-    lr: float = 0.01
+    lr: Annotated[float, Search(1e-3, 0.3, log=True)] = 0.01
     momentum: float = 0.5
     weight_decay: float = 5e-4
     precision: Literal["float32", "bfloat16"] = "float32"

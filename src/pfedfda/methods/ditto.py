@@ -5,12 +5,13 @@ Personalization", ICML 2021.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pfedfda.errors import InputError
 from pfedfda.methods.base import Client, Personal, Tensors, Update
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Search
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -37,7 +38,7 @@ class Ditto(FedAvg):
     paper: ClassVar[str] = "Li et al., ICML 2021"
     year: ClassVar[int] = 2021
 
-    mu: float = 1.0
+    mu: Annotated[float, Search(0.01, 10.0, log=True)] = 1.0
     personal_epochs: int = 5
 
     def __post_init__(self) -> None:

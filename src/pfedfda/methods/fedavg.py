@@ -5,13 +5,14 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
 from pfedfda.errors import InputError
 from pfedfda.methods.base import Client, Method, Personal, Task, Tensors, Update
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Search
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -64,7 +65,7 @@ class FedAvgFT(FedAvg):
     name: ClassVar[str] = "fedavg-ft"
     title: ClassVar[str] = "FedAvgFT"
 
-    fine_tune_epochs: int = 5
+    fine_tune_epochs: Annotated[int, Search(1, 10)] = 5
 
     def __post_init__(self) -> None:
         if self.fine_tune_epochs < 0:

@@ -8,7 +8,7 @@ It follows from the seed, so it need not be sent.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
@@ -24,6 +24,7 @@ from pfedfda.methods.base import (
     part,
 )
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Choices, Search
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -46,8 +47,8 @@ class FedBABU(Method):
     paper: ClassVar[str] = "Oh et al., ICLR 2022"
     year: ClassVar[int] = 2022
 
-    fine_tune: Literal["head", "all"] = "head"
-    fine_tune_epochs: int = 5
+    fine_tune: Annotated[Literal["head", "all"], Choices("head", "all")] = "head"
+    fine_tune_epochs: Annotated[int, Search(1, 10)] = 5
 
     def __post_init__(self) -> None:
         if self.fine_tune_epochs < 0:

@@ -10,7 +10,7 @@ combination of all participants' heads that a bound on its test loss says is bes
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Search
 from pfedfda.methods.training import Batch, cross_entropy, extract_features, sgd
 from pfedfda.models import model_tensors
 
@@ -76,9 +77,9 @@ class FedPAC(Method):
     reveals: ClassVar[str] = "weights trained on its samples, class counts and class means"
     additive: ClassVar[bool] = False
 
-    lam: float = 1.0
+    lam: Annotated[float, Search(0.01, 10.0, log=True)] = 1.0
     head_epochs: int = 1
-    head_lr: float = 0.1
+    head_lr: Annotated[float, Search(0.01, 0.5, log=True)] = 0.1
     smallest_weight: float = 1e-3
     partners: int = 300
     serve: Literal["tuned", "combined"] = "tuned"

@@ -5,7 +5,7 @@ Personalized Federated Learning", ICML 2021.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pfedfda.errors import InputError
 from pfedfda.methods.base import (
@@ -19,6 +19,7 @@ from pfedfda.methods.base import (
     part,
 )
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Search
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -40,7 +41,7 @@ class FedRep(Method):
     paper: ClassVar[str] = "Collins et al., ICML 2021"
     year: ClassVar[int] = 2021
 
-    head_epochs: int = 5
+    head_epochs: Annotated[int, Search(1, 10)] = 5
 
     def __post_init__(self) -> None:
         if self.head_epochs < 1:

@@ -9,7 +9,7 @@ a model that FedAvg has trained.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from pfedfda.methods.base import (
     load,
 )
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Choices
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -44,7 +45,7 @@ class LGFedAvg(Method):
     paper: ClassVar[str] = "Liang et al., 2020"
     year: ClassVar[int] = 2020
 
-    shared: Literal["head", "dense"] = "head"
+    shared: Annotated[Literal["head", "dense"], Choices("head", "dense")] = "head"
 
     def init(self, task: Task) -> Tensors:
         """Return the initial upper layers."""

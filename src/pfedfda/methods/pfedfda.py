@@ -20,7 +20,7 @@ guard against divergence; docs/pfedfda.md says where it needs one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Choices, Search
 from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, model_tensors
 from pfedfda.seeding import torch_generator
@@ -128,9 +129,11 @@ class PFedFDA(Method):
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
 
     statistics: Literal["interpolated", "pooled"] = "pooled"
-    keep: float = 0.2
-    ridge: float = 0.1
-    betas: Literal["single", "multiple", "none"] = "single"
+    keep: Annotated[float, Search(0.0, 0.9)] = 0.2
+    ridge: Annotated[float, Search(0.01, 1.0, log=True)] = 0.1
+    betas: Annotated[Literal["single", "multiple", "none"], Choices("single", "multiple")] = (
+        "single"
+    )
     folds: int = 2
     grouped_folds: bool = True
     solver: Literal["spectral", "reference", "clipped"] = "spectral"
@@ -138,7 +141,7 @@ class PFedFDA(Method):
     personal: Literal["stored", "fresh"] = "fresh"
     rare_class: int = 0
     initial_means: Literal["gaussian", "uniform"] = "gaussian"
-    initial_scale: float = 0.3
+    initial_scale: Annotated[float, Search(0.1, 1.0, log=True)] = 0.3
     prior_smoothing: float = 1e-4
     shrinkage: float = 0.0
     drop_last: bool = False

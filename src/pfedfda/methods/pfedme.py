@@ -5,7 +5,7 @@ NeurIPS 2020.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -13,6 +13,7 @@ from pfedfda.errors import InputError
 from pfedfda.methods.base import Client, Personal, Tensors, Update, as_type, load
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.registry import register
+from pfedfda.methods.space import Search
 from pfedfda.methods.training import cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -40,9 +41,9 @@ class PFedMe(FedAvg):
     paper: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     year: ClassVar[int] = 2020
 
-    lam: float = 5.0
+    lam: Annotated[float, Search(0.1, 50.0, log=True)] = 5.0
     inner_steps: int = 5
-    personal_lr: float = 0.01
+    personal_lr: Annotated[float, Search(1e-3, 0.1, log=True)] = 0.01
     mixing: float = 1.0
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from pfedfda.report import PaperCell, PaperRow, PaperTable, write_report
 from pfedfda.runs import ClientStates, EngineConfig, is_complete, load_run, write_class_counts
 from pfedfda.runs.config import Config, write_config
 from pfedfda.runs.layout import CLIENTS
+from pfedfda.runs.statistics import mean_interval
 
 TIMED_CLIENTS = 10
 
@@ -66,11 +67,14 @@ class Reproduction:
         The report.
     stopped
         Why runs stopped early, a sentence each.
+    records
+        What the table is made from.
     """
 
     table: PaperTable
     page: Path
     stopped: list[str]
+    records: list[Record]
 
 
 def reproduce(
@@ -123,7 +127,7 @@ def reproduce(
     table = paper_table(suite, rows, columns, records)
     runs = [job.folder for job in jobs if (job.folder / "summary.json").exists()]
     page = write_report(runs, output / suite.key, title=_title(suite), suite=table)
-    return Reproduction(table, page, stopped)
+    return Reproduction(table, page, stopped, records)
 
 
 def plan(
@@ -220,13 +224,17 @@ def paper_table(
                 notes.setdefault(f"a mean over {len(found)} seeds", []).append(f"{row} on {column}")
             published = suite.published and suite.published.find(suite.row_of(row), column)
             deviations = [std for _, std in values if std is not None]
+            ours = mean_interval([mean for mean, _ in values]) if values else None
             cells.append(
                 PaperCell(
                     paper_mean=published.mean if published else None,
                     paper_std=published.std if published else None,
-                    ours_mean=float(np.mean([mean for mean, _ in values])) if values else None,
+                    ours_mean=ours.mean if ours else None,
                     ours_std=float(np.mean(deviations)) if deviations else None,
                     clients=found[0]["federation"]["clients"] if found else None,
+                    seeds=len(values),
+                    low=ours.low if ours else None,
+                    high=ours.high if ours else None,
                 )
             )
         filled.append(PaperRow(row, cells))

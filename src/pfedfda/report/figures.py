@@ -13,6 +13,7 @@ from pfedfda.files import replacing
 from pfedfda.report import charts
 from pfedfda.report.charts import Bars, Chart, Heat, Series
 from pfedfda.report.groups import Group
+from pfedfda.report.ranks import TOP, Ranks
 from pfedfda.report.styles import HUES, MARKERS
 from pfedfda.report.text import shorten, time_unit
 
@@ -73,6 +74,41 @@ def draw_group(group: Group, folder: Path, prefix: str = "") -> list[Path]:
             draw = partial(_draw_bars, bars=drawing)
         paths += save(draw, folder / f"{prefix}{name}", WIDE if name == "classes" else SIZE)
     return paths
+
+
+def draw_ranks(ranks: Ranks, folder: Path) -> list[Path]:
+    """Draw the critical-difference diagram, and return the files.
+
+    Parameters
+    ----------
+    ranks
+        What to draw.
+    folder
+        Where the files go; it exists.
+    """
+    size = (SIZE[0], ranks.height / 72 + 0.2)
+    return save(partial(_draw_ranks, ranks=ranks), folder / "ranks", size)
+
+
+def _draw_ranks(axes: Any, ranks: Ranks) -> None:
+    axes.set(xlim=(0, 100), ylim=(ranks.height, 0))
+    axes.axis("off")
+    grey, ink = "#666666", "black"
+    start, end = ranks.place(1), ranks.place(ranks.ticks[-1])
+    axes.plot([start, min(ranks.place(1 + ranks.critical), 100)], [4, 4], color=grey, linewidth=1)
+    axes.text(start, 16, f"critical difference {ranks.critical:.2f}", fontsize=8, color=grey)
+    axes.plot([start, end], [TOP, TOP], color=grey, linewidth=1)
+    for tick in ranks.ticks:
+        axes.text(ranks.place(tick), TOP - 6, str(tick), ha="center", fontsize=8, color=grey)
+    for low, high, at in ranks.bars:
+        ends = [ranks.place(low) - 0.8, ranks.place(high) + 0.8]
+        axes.plot(ends, [at] * 2, color=ink, linewidth=3, solid_capstyle="butt")
+    for entry, rank, height, left in ranks.rows:
+        x, edge, color = ranks.place(rank), 0.0 if left else 100.0, entry.style.light
+        axes.plot([x, x, edge], [TOP, height, height], color=color, linewidth=1)
+        axes.plot([x], [TOP], color=color, marker=MARKERS[entry.style.marker], markersize=5)
+        axes.text(edge, height - 3, f"{shorten(entry.label)} {rank:.2f}",
+                  ha="left" if left else "right", fontsize=8)  # fmt: skip
 
 
 def save(

@@ -19,7 +19,10 @@ from pfedfda.runs import (
     read_run,
     read_tables,
 )
+from pfedfda.runs.config import LARGEST_INTEGER
 from pfedfda.runs.layout import CHECKPOINT, CONFIG, METRICS, SUMMARY
+from pfedfda.runs.seed_table import SeedRun, SeedTable
+from pfedfda.runs.seeds import seed_folder
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,15 @@ class Entry:
     index, style
         Its number in the legend and its look, which it shares with entries of the same label on
         other federations.
+    own_partitions
+        Whether every seed has a partition of its own, so that its clients are others.
     """
 
     runs: Sequence[RunResult]
     label: str
     index: int = 0
     style: Style = STYLES["pfedfda"]
+    own_partitions: bool = False
 
     @property
     def first(self) -> RunResult:
@@ -71,9 +77,19 @@ class Entry:
 
     @cached_property
     def clients(self) -> list[ClientRow]:
-        """The clients, with the means over seeds of their accuracies and βs."""
+        """The clients, with the means over seeds of their accuracies and βs.
+
+        Where every seed has clients of its own, those of all seeds.
+        """
         if self.seeds == 1:
             return self.first.clients
+        if self.own_partitions:
+            return [
+                replace(row, client=f"{seed}/{row.client}", name=f"{row.name} (seed {seed})")
+                for run in self.runs
+                for seed in [printable(_seed(run))]
+                for row in run.clients
+            ]
         rows: dict[str, list[ClientRow]] = {}
         for row in (row for run in self.runs for row in run.clients):
             rows.setdefault(row.client, []).append(row)
@@ -120,12 +136,24 @@ class Group:
         Who holds what, if one of the folders has a ``federation.json``.
     heading
         What tells this federation from the others in the report; empty if there is only one.
+    own_partitions
+        Whether every seed has a partition of its own.
     """
 
     entries: Sequence[Entry]
     unfinished: Sequence[str]
     counts: ClassCounts | None
     heading: str = ""
+    own_partitions: bool = False
+
+    @cached_property
+    def statistics(self) -> SeedTable | None:
+        """Means over seeds with intervals and tests, None if no method has several seeds."""
+        several = [entry for entry in self.entries if entry.seeds > 1 and entry.rounds]
+        if not several:
+            return None
+        methods = {entry.label: [SeedRun.of(run) for run in entry.runs] for entry in several}
+        return SeedTable(methods, self.own_partitions)
 
     @property
     def runs(self) -> list[RunResult]:
@@ -147,22 +175,30 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     unfinished: dict[str, list[str]] = {}
     counts: dict[str, ClassCounts | None] = {}
     seen: set[Path] = set()
+    own_partitions: set[str] = set()
     for folder in map(Path, folders):
-        runs, missing = _read_folder(folder)
-        for run in runs:
+        runs, missing, own = _read_folder(folder)
+        keys = [_key(_federation_of(run, own)) for run in runs]
+        for key, run in zip(keys, runs, strict=True):
             if run.folder.resolve() in seen:  # named twice, or alone and in its comparison
                 continue
             seen.add(run.folder.resolve())
-            key = _key(_federation_of(run))
             groups.setdefault(key, []).append(run)
-            for place in (run.folder, folder):
+            if own:
+                own_partitions.add(key)
+            for place in (run.folder, run.folder.parent, folder):
                 counts[key] = counts.get(key) or read_class_counts(place)
-        unfinished.setdefault(_key(_federation_of(runs[-1])), []).extend(missing)
-    headings = _headings([_federation_of(runs[0]) for runs in groups.values()])
-    entries = _with_styles([_entries(runs) for runs in groups.values()])
+        unfinished.setdefault(keys[-1], []).extend(missing)
+    owns = [key in own_partitions for key in groups]
+    headings = _headings(
+        [_federation_of(runs[0], own) for runs, own in zip(groups.values(), owns, strict=True)]
+    )
+    entries = _with_styles(
+        [_entries(runs, own) for runs, own in zip(groups.values(), owns, strict=True)]
+    )
     return [
-        Group(of_group, unfinished.get(key, []), counts[key], heading)
-        for key, of_group, heading in zip(groups, entries, headings, strict=True)
+        Group(of_group, unfinished.get(key, []), counts[key], heading, own)
+        for key, of_group, heading, own in zip(groups, entries, headings, owns, strict=True)
     ]
 
 
@@ -181,12 +217,37 @@ def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _read_folder(folder: Path) -> tuple[list[RunResult], list[str]]:
-    """Return the runs of a folder, and the methods of a comparison that have none yet."""
+def _read_folder(folder: Path) -> tuple[list[RunResult], list[str], bool]:
+    """Return the runs of a folder, the methods of a comparison that have none yet, and more.
+
+    That is whether every seed has a partition of its own.
+    """
     if not folder.is_dir():
         raise InputError(f"There is no run folder {folder}.")
     if any((folder / name).exists() for name in (SUMMARY, METRICS, CHECKPOINT)):
-        return [read_run(folder)], []
+        return [read_run(folder)], [], False
+    config = read_tables(folder / CONFIG) if (folder / CONFIG).exists() else {"methods": {}}
+    schedule = config.get("schedule", {})
+    seeds = schedule.get("seeds")
+    if not isinstance(seeds, list):
+        return *_read_comparison(folder), False
+    runs: list[RunResult] = []
+    missing: list[str] = []
+    for seed in seeds:
+        known = type(seed) is int and abs(seed) <= LARGEST_INTEGER
+        place = seed_folder(folder, seed) if known else None
+        if place is not None and any(place.glob(f"*/{SUMMARY}")):
+            found, without = _read_comparison(place)
+            runs += found
+            missing += [f"{title}, seed {seed}," for title in without]
+        else:
+            missing.append(f"Seed {printable(seed)}")
+    if not runs:
+        raise InputError(f"{folder} has no folder of a seed with a run that has a {SUMMARY}.")
+    return runs, missing, bool(schedule.get("partition_seeds"))
+
+
+def _read_comparison(folder: Path) -> tuple[list[RunResult], list[str]]:
     parts = [path.parent for path in sorted(folder.glob(f"*/{SUMMARY}"))]
     if not parts:
         raise InputError(f"{folder} has no {SUMMARY} and no folder of a run that has one.")
@@ -198,9 +259,11 @@ def _read_folder(folder: Path) -> tuple[list[RunResult], list[str]]:
     return runs, [title_of(name) for name in order if name not in started]
 
 
-def _federation_of(run: RunResult) -> dict[str, Any]:
+def _federation_of(run: RunResult, own_partitions: bool = False) -> dict[str, Any]:
     """Return what must agree for runs to share a chart; where the data lies does not matter."""
-    settings = {k: v for k, v in run.config.get("federation", {}).items() if k != "data_dir"}
+    apart = ("data_dir", "partition_seed") if own_partitions else ("data_dir",)
+    settings = {k: v for k, v in run.config.get("federation", {}).items() if k not in apart}
+    settings |= {"partition_seed": "of each seed"} if own_partitions else {}
     return settings | {"new_clients": run.setting("schedule", "new_clients") or 0.0}
 
 
@@ -219,7 +282,7 @@ def _headings(federations: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _entries(runs: Sequence[RunResult]) -> list[Entry]:
+def _entries(runs: Sequence[RunResult], own_partitions: bool) -> list[Entry]:
     """Put runs together that are equal in everything but the seed; of equal ones each is alone."""
     together: dict[str, list[RunResult]] = {}
     for run in runs:
@@ -252,7 +315,10 @@ def _entries(runs: Sequence[RunResult]) -> list[Entry]:
         ]
         if len(set(labels)) == len(labels):
             break
-    return [Entry(of_entry, label) for of_entry, label in zip(entries, labels, strict=True)]
+    return [
+        Entry(of_entry, label, own_partitions=own_partitions)
+        for of_entry, label in zip(entries, labels, strict=True)
+    ]
 
 
 def seeds_of(runs: Iterable[RunResult]) -> str:

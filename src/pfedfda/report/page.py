@@ -13,7 +13,8 @@ from pfedfda.files import inside, write_text
 from pfedfda.report import words
 from pfedfda.report.groups import Group, read_groups
 from pfedfda.report.paper_table import PaperTable
-from pfedfda.report.sections import group_sections, suite_section
+from pfedfda.report.ranks import ranks_over
+from pfedfda.report.sections import group_sections, ranks_section, suite_section
 from pfedfda.report.svg import Drawing
 from pfedfda.report.text import number, shorten, time_unit
 from pfedfda.runs import RunResult
@@ -40,7 +41,7 @@ def write_report(
     suite
         The paper's numbers beside ours, for runs that repeat one of its tables.
     """
-    from pfedfda.report.figures import draw_group  # Matplotlib takes long to import
+    from pfedfda.report.figures import draw_group, draw_ranks  # Matplotlib takes long to import
 
     groups = read_groups(runs)
     page, figures = inside(folder, "report.html"), inside(folder, "figures")
@@ -49,6 +50,8 @@ def write_report(
         drawn: list[Path] = []
         for place, group in enumerate(groups):
             drawn += draw_group(group, figures, f"{place + 1}-" if len(groups) > 1 else "")
+        ranks = ranks_over(groups)
+        drawn += draw_ranks(ranks, figures) if ranks else []
         write_text(page, render(groups, folder, title or words.title(groups, suite), suite, drawn))
     except OSError as error:
         raise InputError(f"The report cannot be written to {folder} ({error}).") from error
@@ -95,6 +98,7 @@ def render(
     )
     environment.globals.update(Drawing=Drawing, number=number, shorten=shorten, time_unit=time_unit)
     big, what, facts = words.headline(groups, suite)
+    ranks = ranks_over(groups)
     return environment.get_template("page.html").render(
         title=title,
         style=Markup(resources.joinpath("page.css").read_text(encoding="utf-8")),
@@ -108,6 +112,7 @@ def render(
         warnings=words.warnings(groups),
         legend={entry.index: entry for group in groups for entry in group.entries}.values(),
         suite=suite_section(suite) if suite else None,
+        across=ranks_section(ranks) if ranks else None,
         groups=[
             (group.heading, group_sections(group, f"g{place}"))
             for place, group in enumerate(groups)

@@ -21,6 +21,10 @@ class PaperCell:
         What was measured here, None where nothing was.
     clients
         The number of clients behind the standard deviations, if they are over clients.
+    seeds
+        The number of seeds of which ours is the mean.
+    low, high
+        The 95 % interval of ours over seeds, None with one seed.
     """
 
     paper_mean: float | None = None
@@ -28,6 +32,9 @@ class PaperCell:
     ours_mean: float | None = None
     ours_std: float | None = None
     clients: int | None = None
+    seeds: int = 1
+    low: float | None = None
+    high: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -114,6 +121,9 @@ def build_paper_table(table: PaperTable) -> Table:
                 f"ours  {number(cell.ours_mean, cell.ours_std)}",
                 f"paper {number(cell.paper_mean, cell.paper_std)}",
             ]
+            if cell.low is not None and cell.high is not None:
+                low, high = (f"{end:.{table.digits}f}" for end in (cell.low, cell.high))
+                lines.insert(1, f"95 % {low} to {high}")
             if cell.difference is not None:
                 lines.append(f"diff. {cell.difference:+.{table.digits}f}")
             cells.append("\n".join(lines))

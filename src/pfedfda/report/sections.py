@@ -7,7 +7,9 @@ from pfedfda.report import charts, tables
 from pfedfda.report.charts import Bars, Chart
 from pfedfda.report.groups import Entry, Group
 from pfedfda.report.paper_table import PaperTable
+from pfedfda.report.ranks import Ranks
 from pfedfda.report.tables import Table
+from pfedfda.runs.seed_table import SeedTable, p_text
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Figure:
     """
 
     key: str
-    views: Sequence[Chart | Bars]
+    views: Sequence[Chart | Bars | Ranks]
     switches: Sequence[tuple[str, Sequence[str]]] = ()
 
     def choice(self, place: int) -> tuple[int, int]:
@@ -72,10 +74,22 @@ def suite_section(suite: PaperTable) -> Section:
     )
 
 
+def ranks_section(ranks: Ranks) -> Section:
+    """Return the section that compares methods over federations."""
+    text = (
+        f"Mean ranks by mean accuracy over {ranks.federations} federations; 1 is the best. Methods "
+        f"under one black bar differ by less than the critical difference (Nemenyi, 0.05): their "
+        f"order may be chance. That all methods are equal has p {p_text(ranks.p)} (Friedman)."
+    )
+    return Section("Ranks over federations", text, Figure("ranks", [ranks]))
+
+
 def group_sections(group: Group, key: str) -> list[Section]:
     """Return the sections about a federation; `key` begins the identifiers of their figures."""
     entries = group.entries
     sections = [_comparison_section(entries)]
+    if group.statistics is not None:
+        sections.append(_seeds_section(group.statistics, entries))
     evaluated = [entry for entry in entries if entry.rounds]
     if evaluated:
         sections.append(_rounds_section(evaluated, key))
@@ -122,6 +136,25 @@ def _comparison_section(entries: Sequence[Entry]) -> Section:
         details.append(("Every run", tables.every_run(entries)))
     heading = "Comparison" if len(entries) > 1 else "Result"
     return Section(heading, text, tables=[(None, tables.comparison(entries))], details=details)
+
+
+def _seeds_section(table: SeedTable, entries: Sequence[Entry]) -> Section:
+    seeds = ", ".join(map(str, table.seeds))
+    where = "partitions of these samples" if table.own_partitions else "this federation"
+    text = (
+        f"Means over seeds {seeds}; a seed draws {table.varies}. The interval of a mean is about "
+        f"other seeds on {where} (t distribution)."
+    )
+    details = []
+    if len(table.rows) > 1:
+        text += (
+            " A difference is paired by seed and client, and its interval is about other seeds and "
+            "other clients like these; p is corrected for the number of pairs after Holm, and up "
+            "to 0.05 a difference is beyond chance."
+        )
+        details.append(("All pairs", tables.all_pairs(table)))
+    return Section("Over seeds", text, tables=[(None, tables.over_seeds(table, entries))],
+                   details=details)  # fmt: skip
 
 
 def _rounds_section(entries: Sequence[Entry], key: str) -> Section:

@@ -2,12 +2,14 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pfedfda.report.charts import Heat, all_clients
 from pfedfda.report.groups import Entry, seeds_of
 from pfedfda.report.paper_table import PaperCell, PaperTable
 from pfedfda.report.text import counted, number, signed
+from pfedfda.runs.seed_table import SeedTable, p_text
+from pfedfda.runs.statistics import Interval
 
 MOST_CLIENTS = 200
 
@@ -93,6 +95,58 @@ def comparison(entries: Sequence[Entry], mark_best: bool = True) -> Table:
         rows.append(Row(cells, entry.index))
     head = _headings("method", [name for name, *_ in columns])
     return Table("comparison of methods", "sortable", [head], [rows])
+
+
+def over_seeds(table: SeedTable, entries: Sequence[Entry]) -> Table:
+    """Return the means over seeds with intervals, and the differences from the best other."""
+    indices = {entry.label: entry.index for entry in entries}
+    best = max(row.accuracy.mean for row in table.rows)
+    rows = []
+    for row in table.rows:
+        mark = "best" if row.accuracy.mean == best and len(table.rows) > 1 else ""
+        cells = [Cell(row.method, heading="row", kind="entry"), _number(row.accuracy.mean, 3, mark)]
+        cells += [_range(row.accuracy), _number(row.accuracies["std_accuracy"])]
+        if len(table.rows) > 1:
+            found, p = row.difference, row.p_holm
+            cells += [
+                Cell(row.best_other or "–", sort=row.best_other),
+                Cell(signed(found.mean, 3), kind="n", sort=repr(found.mean))
+                if found
+                else _number(None),
+                _range(found) if found else _number(None),
+                Cell(p_text(p), kind="n", sort="" if p is None else repr(p)),
+            ]
+        rows.append(Row(cells, indices[row.method]))
+    names = ["mean", "95 % interval", "std over clients"]
+    if len(table.rows) > 1:
+        names += ["best other", "less that", "95 % interval", "p, Holm"]
+    return Table("means over seeds", "sortable", [_headings("method", names)], [rows])
+
+
+def all_pairs(table: SeedTable) -> Table:
+    """Return a row for each pair of methods with the test between them."""
+    rows = [
+        Row(
+            [
+                Cell(pair.first, heading="row"),
+                Cell(pair.second),
+                Cell(signed(pair.difference.mean, 3), kind="n", sort=repr(pair.difference.mean)),
+                _range(pair.difference),
+                Cell(p_text(pair.difference.p), kind="n", sort=repr(pair.difference.p or 0.0)),
+                Cell(p_text(pair.p_holm), kind="n", sort=repr(pair.p_holm or 0.0)),
+            ]
+        )
+        for pair in table.pairs
+    ]
+    names = ["less", "difference", "95 % interval", "p", "p, Holm"]
+    return Table("all pairs", "sortable", [_headings("method", names)], [rows])
+
+
+def _range(interval: Interval) -> Cell:
+    if interval.low is None or interval.high is None:
+        return Cell("–", kind="n", sort="")
+    text = f"{number(interval.low, 3)} to {number(interval.high, 3)}".replace("-", "−")
+    return Cell(text, kind="n", sort=repr(interval.low))
 
 
 def every_run(entries: Sequence[Entry]) -> Table:
@@ -213,9 +267,16 @@ def paper(table: PaperTable) -> Table:
     return Table(table.title, "paper", head, [rows])
 
 
+def _seeds_title(cell: PaperCell, digits: int) -> str:
+    if cell.low is None or cell.high is None:
+        return ""
+    ends = f"{number(cell.low, digits)} to {number(cell.high, digits)}"
+    return f"mean over {cell.seeds} seeds, 95 % interval {ends}"
+
+
 def _paper_cells(cell: PaperCell, digits: int, kind: str = "") -> tuple[Cell, Cell, Cell]:
     return (
         _mean(cell.paper_mean, cell.paper_std, digits, kind),
-        _mean(cell.ours_mean, cell.ours_std, digits),
+        replace(_mean(cell.ours_mean, cell.ours_std, digits), title=_seeds_title(cell, digits)),
         Cell(signed(cell.difference, digits), kind="n best"),
     )

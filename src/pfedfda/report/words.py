@@ -10,6 +10,8 @@ from pfedfda.report.paper_table import PaperTable
 from pfedfda.report.styles import title_of
 from pfedfda.report.text import counted, number
 from pfedfda.runs import RunResult
+from pfedfda.runs.seed_table import p_text
+from pfedfda.runs.statistics import LEVEL
 
 SETTINGS = {  # by heading: a table of config.toml, and what is worth telling of it
     "federation": (
@@ -106,16 +108,36 @@ def headline(
     kind = "methods" if len(methods) == len(ranked[0]) else "results"
     what = f"mean {judged_on} accuracy of {first.label}"
     what += f", the highest of {len(ranked[0])} {kind}," if others else ""
-    what += f" over {counted(len(first.clients), 'client')}"
+    what += f" over {counted(len(first.first.clients), 'client')}"
     what += f" and {first.seeds} seeds" if first.seeds > 1 else ""
     what += f" after {counted(rounds, 'round')}"
-    facts = [(f"+{number(highest - mean)}", f"over {e.label}, next") for mean, e in others[:1]]
+    facts = _over_seeds(groups[0], first)
+    facts += [(f"+{number(highest - mean)}", f"over {e.label}, next") for mean, e in others[:1]]
     facts += [
         (number(first.number("weighted_accuracy")), f"weighted by {judged_on} size"),
         (number(first.number("worst_tenth_accuracy")), "worst tenth of the clients"),
         (number(first.number("std_accuracy")), "std over clients"),
     ]
     return number(highest), what, facts
+
+
+def _over_seeds(group: Group, first: Entry) -> list[tuple[str, str]]:
+    """Return the interval of the highest mean, and whether the lead is beyond chance."""
+    rows = (
+        [row for row in group.statistics.rows if row.method == first.label]
+        if group.statistics
+        else []
+    )
+    facts = []
+    for row in rows:
+        low, high = row.accuracy.low, row.accuracy.high
+        if low is not None and high is not None:
+            facts.append((f"{number(low)} to {number(high)}", "95 % interval over seeds"))
+        if row.p_holm is not None:
+            verdict = "beyond chance" if row.p_holm <= 1 - LEVEL else "not beyond chance"
+            how = f"is the lead over {row.best_other} (p {p_text(row.p_holm)}, Holm)"
+            facts.append((verdict, how))
+    return facts
 
 
 def _ranked(group: Group) -> list[tuple[float, Entry]]:

@@ -1,6 +1,7 @@
 """The table that compares methods, as CSV and for a terminal."""
 
 import io
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,20 @@ def write_comparison(folder: Path, summaries: Sequence[Mapping[str, Any]]) -> No
         values = {**summary, "seconds": summary["seconds"]["total"]}
         rows.append([values[column] for column in COLUMNS])
     write_csv(folder / COMPARISON, COLUMNS, rows)
+
+
+def mean_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a summary for each method with the means over its runs, for ``comparison.csv``."""
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for summary in summaries:
+        by_method.setdefault(summary["method"], []).append(summary)
+    means = []
+    for method, runs in by_method.items():
+        names = (*ACCURACIES, *TRAFFIC_PER_ROUND)
+        numbers = {name: statistics.fmean(run[name] for run in runs) for name in names}
+        total = statistics.fmean(run["seconds"]["total"] for run in runs)
+        means.append({"method": method, **numbers, "seconds": {"total": total}})
+    return means
 
 
 def plain_console(**options: Any) -> Console:

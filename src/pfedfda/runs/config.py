@@ -20,6 +20,7 @@ from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 from pfedfda.models.factories import is_allowed, is_program, name_callable
 from pfedfda.runs.engine_config import EngineConfig
+from pfedfda.runs.seeds import refuse_bad_seeds
 
 T = TypeVar("T")
 MOST_ROUNDS = 1_000_000
@@ -57,6 +58,12 @@ class ScheduleConfig:
         ten have); up to there, a client that fails is left out and named.
     seed
         Determines initial weights, participation and the order of samples.
+    seeds
+        A run with each of these seeds in place of the one, and a table of means over them with
+        intervals and tests.
+    partition_seeds
+        With seeds, a partition seed for each, so that every seed deals the samples anew too; by
+        default all seeds share the partition.
     """
 
     rounds: int = 200
@@ -67,6 +74,8 @@ class ScheduleConfig:
     max_update_norm: float = 1e6
     max_failures: float = 0.5
     seed: int = 0
+    seeds: tuple[int, ...] | None = None
+    partition_seeds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= MOST_ROUNDS:
@@ -85,6 +94,7 @@ class ScheduleConfig:
             raise InputError(f"max-update-norm is {self.max_update_norm}; it must be above 0.")
         if not 0 <= self.max_failures <= 1:
             raise InputError(f"max-failures is {self.max_failures}; it must lie in [0, 1].")
+        refuse_bad_seeds(self.seeds, self.partition_seeds)
 
     def trained_clients(self, clients: int) -> int:
         """Return how many of the clients may take part in training."""
@@ -282,6 +292,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         if option in (int, str, bool) and type(value) is option:
             return value
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            return tuple(_convert(get_args(option)[0], item, where) for item in value)
     raise InputError(f"{where} is {quote(value)}; it must be {_describe(options)}.")
 
 
@@ -302,6 +314,8 @@ def _describe(options: tuple[Any, ...]) -> str:
     for option in options:
         if get_origin(option) is Literal:
             words += [repr(choice) for choice in get_args(option)]
+        elif get_origin(option) is tuple:
+            words.append("a list")
         elif option is not type(None):
             words.append(names.get(option, "a path"))
     return " or ".join(words)
@@ -384,4 +398,6 @@ def _key(name: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool | int | float):
         return repr(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -8,6 +8,11 @@ NEW_CLIENTS = "new_clients.csv"
 SUMMARY = "summary.json"
 FEDERATION = "federation.json"
 COMPARISON = "comparison.csv"
+SEEDS = "seeds.csv"
+PAIRS = "pairs.csv"
+TRIALS = "trials.jsonl"
+SEARCH = "search.json"  # what a search was asked for
+TUNING = "tuning.csv"  # what came out of it
 CHECKPOINT = "checkpoint"
 MANIFEST = "manifest.json"  # in the folder of the checkpoint
 
