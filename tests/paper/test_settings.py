@@ -62,8 +62,9 @@ def test_a_column_differs_from_its_neighbour_in_what_its_key_says() -> None:
 
 
 def test_hyper_parameters_are_the_defaults_of_the_methods() -> None:
+    """Of those that the paper compares; there are others."""
     plain = {name for name, method in all_methods().items() if not method.is_preset}
-    assert set(METHOD_SETTINGS) == plain
+    assert set(METHOD_SETTINGS) == set(TABLE_SETTINGS["table1"].methods) < plain
     for name, settings in METHOD_SETTINGS.items():
         assert find_method(name)(**settings) == find_method(name)()
 

@@ -35,10 +35,10 @@ class FedDBE(FedAvg):
     Parameters
     ----------
     kappa
-        Strength κ of the regularisation. The paper has 50 for its small network and 1 for ResNet18.
+        Strength κ of the regularisation; 50 as in the authors' command for a small network.
     momentum
         Share of the current batch in the running mean, which starts at zero in every round; 1 is
-        the mean of the batch alone. The paper has 1 for its small network and 0.1 for ResNet18.
+        the mean of the batch alone, as in that command.
     """
 
     name: ClassVar[str] = "feddbe"

@@ -36,7 +36,8 @@ class PerFedAvg(FedAvg):
         Learning rate α of the step to the personal model, in training and before use. With 0 this
         is FedAvg.
     beta
-        Learning rate β of w; by default the ordinary one. The paper has 0.001.
+        Learning rate β of w; by default the ordinary one. Programs that follow the paper
+        have 0.001.
     adapt_steps
         Steps at rate α before use, each on a random batch of the client.
     """
