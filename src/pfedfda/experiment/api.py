@@ -26,6 +26,7 @@ from pfedfda.runs import (
 )
 from pfedfda.runs.comparison import comparison_table, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
+from pfedfda.runs.output_config import OutputConfig
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,10 @@ def find_unfinished(config: Config, default_name: str) -> Path | None:
 
 def same_settings(first: Config, second: Config) -> bool:
     """Tell whether two configurations give the same results."""
-    texts = [write_config(replace(config, engine=EngineConfig())) for config in (first, second)]
+    texts = [
+        write_config(replace(config, engine=EngineConfig(), output=OutputConfig()))
+        for config in (first, second)
+    ]
     return texts[0] == texts[1]
 
 

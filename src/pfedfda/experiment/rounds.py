@@ -3,13 +3,14 @@
 import copy
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from pfedfda.data import CORRUPTIONS
+from pfedfda.data import CORRUPTIONS, Federation
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
 from pfedfda.engine import Engine, Step
@@ -21,6 +22,7 @@ from pfedfda.errors import (
     RunStoppedError,
 )
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of, refuse_divergence
+from pfedfda.experiment.evaluation import Evaluation, line_of
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.tally import Losses, Tally, summarize
 from pfedfda.methods import Method, Tensors, Update, dry_run
@@ -28,7 +30,7 @@ from pfedfda.runs import Outcome, RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
 from pfedfda.runs.checkpoint import Checkpoint, sole_use
 from pfedfda.runs.config import NEW_CLIENT_SEVERITY, Config
-from pfedfda.runs.layout import CLIENT_COLUMNS
+from pfedfda.runs.layout import CLIENT_COLUMNS, QUALITY_COLUMNS
 from pfedfda.seeding import torch_generator
 
 CHECKPOINT_SECONDS = 60.0
@@ -118,7 +120,7 @@ class Run:
         self.last_failure = ""
         self.trained: list[int] = []
         self.diverged: set[int] = set()  # the clients whose last training had no finite end
-        self.columns = {*CLIENT_COLUMNS, *engine.federation.attributes}
+        self.columns = {*CLIENT_COLUMNS, *QUALITY_COLUMNS, *engine.federation.attributes}
 
     def _expected_update(self, initial: Tensors) -> Tensors | None:
         """Return names, shapes and types of a proper update, None if a dry run does not tell."""
@@ -191,7 +193,7 @@ class Run:
             self.writer.add_metrics(
                 {
                     "round": round_number,
-                    **self.final,
+                    **line_of(self.final),
                     "participants": len(participants),
                     "bytes_down": self.tally.bytes_down,
                     "bytes_up": self.tally.bytes_up,
@@ -290,34 +292,40 @@ class Run:
 
     def _evaluation_fault(self, outcome: Outcome) -> str | None:
         samples = int(self.engine.federation.test_sizes[outcome.client_id])
-        return outcome.failure or evaluation_fault(outcome, samples, self.columns)
+        classes = self.engine.task.num_classes
+        return outcome.failure or evaluation_fault(outcome, samples, self.columns, classes)
 
     def _evaluate(self, round_number: int, losses: Losses, steps: int) -> Accuracy:
         """Personalise and test everybody; return the accuracy over those who could be tested."""
-        evaluations = []
+        evaluation = Evaluation(self.engine.task.num_classes, self._pictured(round_number))
         step = Step("evaluate", self.method, round_number, self.writer.states)
         for outcome in self.engine.run(step, self.state, self.everybody):
             self.tally.asked += 1
             self.observer.progressed(1 / steps)
             fault = self._evaluation_fault(outcome)
             if fault is None:
-                evaluations.append(outcome)
+                evaluation.add(outcome)
             else:
                 self._report(outcome, round_number, "evaluate", fault)
-        if not evaluations:
+        if not evaluation.outcomes:
             raise self._nobody("client could be evaluated")
         self._refuse_many_failures()
-        accuracy = Accuracy.of([e.correct for e in evaluations], [e.tested for e in evaluations])
-        tested = sum(e.tested for e in evaluations)
-        self.final = {
-            **accuracy.as_dict(),
-            "test_loss": sum(e.loss for e in evaluations) / tested,
-            "train_loss": losses.mean,
-        }
-        if len(evaluations) < len(self.everybody):
-            self.final["evaluated_clients"] = len(evaluations)
-        self.writer.write_clients(self.engine.federation, evaluations)
-        return accuracy
+        federation = self.engine.federation
+        self.final = evaluation.results(losses.mean, federation.class_names)
+        if len(evaluation.outcomes) < len(self.everybody):
+            self.final["evaluated_clients"] = len(evaluation.outcomes)
+        self.writer.write_clients(federation, evaluation.outcomes)
+        if evaluation.most_mistakes and isinstance(federation, Federation):
+            self.writer.write_mistakes(federation, evaluation.mistakes)
+        return evaluation.accuracy
+
+    def _pictured(self, round_number: int) -> int:
+        """Return how many mistakes to keep: those after the last round, if images are at hand."""
+        federation, shape = self.engine.federation, self.engine.task.input_shape
+        images = self.engine.task.input_type == "uint8" and shape[2] in (1, 3)
+        if round_number < self.schedule.rounds or not isinstance(federation, Federation):
+            return 0
+        return self.config.output.mistakes if images else 0
 
     def _reach(self, round_number: int) -> None:
         """Remember that a round is complete, and save it if it is time."""
@@ -378,7 +386,7 @@ class Run:
             for outcome in self.engine.run(step, self.state, newcomers):
                 fault = self._evaluation_fault(outcome)
                 if fault is None:
-                    outcomes[condition].append(outcome)
+                    outcomes[condition].append(replace(outcome, predictions=None, mistakes=()))
                 else:
                     self._report(outcome, last, f"evaluate ({condition})", fault)
             if not outcomes[condition]:

@@ -10,6 +10,7 @@ from pfedfda.engine.base import StepKind
 from pfedfda.errors import PfedfdaError
 from pfedfda.flower.app_settings import from_settings, read_node_config
 from pfedfda.flower.messages import description_settings, read_site_step
+from pfedfda.flower.predictions import SQUARED_ERROR, prediction_lists
 from pfedfda.flower.site import Site
 from pfedfda.flower.wire import FAILURE, pack, settings_of, tensors_of
 
@@ -54,7 +55,10 @@ def _work(kind: StepKind, message: Message, context: Context) -> Message:
         **{f"seconds.{name}": value for name, value in outcome.seconds.items()},
     }
     if outcome.update is None:
-        return Message(pack(metrics=numbers), reply_to=message)
+        assert outcome.predictions is not None
+        numbers[SQUARED_ERROR] = outcome.predictions.squared_error
+        lists = prediction_lists(outcome.predictions)
+        return Message(pack(metrics=numbers, lists=lists), reply_to=message)
     numbers["weight"] = outcome.update.weight
     return Message(pack(outcome.update.tensors, numbers), reply_to=message)
 
