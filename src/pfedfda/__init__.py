@@ -6,7 +6,7 @@ in the packages.
 
 Run and compare methods
     `run`, `compare` and `resume` run methods on a federation and return a `RunResult` or a
-    `Comparison`; `load_run` reads a run from its folder.
+    `Comparison`; `load_run` reads a run from its folder, and an `Observer` is told of its progress.
 Federations
     `FederationConfig` says who holds which samples, `federation_from_arrays` makes one for arrays,
     and `prepare` makes a `Federation` of it.
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pfedfda.data import Federation, FederationConfig, federation_from_arrays, prepare
     from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
     from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
+    from pfedfda.experiment.observers import Observer
     from pfedfda.experiment.personal import PersonalModel, personalize
     from pfedfda.gaussian import (
         Adaptation,
@@ -72,6 +73,7 @@ __all__ = [
     "InputError",
     "LinearClassifier",
     "Method",
+    "Observer",
     "PersonalModel",
     "PfedfdaError",
     "RunResult",
@@ -102,6 +104,7 @@ _HOMES = {
     "pfedfda.data": ["Federation", "FederationConfig", "federation_from_arrays", "prepare"],
     "pfedfda.errors": ["InputError", "PfedfdaError", "RunStoppedError"],
     "pfedfda.experiment": ["Comparison", "RunResult", "compare", "load_run", "resume", "run"],
+    "pfedfda.experiment.observers": ["Observer"],
     "pfedfda.experiment.personal": ["PersonalModel", "personalize"],
     "pfedfda.gaussian": [
         "Adaptation",

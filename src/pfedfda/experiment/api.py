@@ -10,7 +10,7 @@ from typing import Any
 from pfedfda.data import Federation, FederationConfig, prepare
 from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
-from pfedfda.experiment.observers import Observer, choose_observer
+from pfedfda.experiment.observers import Observer, Observers, choose_observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
 from pfedfda.machine import one_thread
@@ -26,6 +26,7 @@ from pfedfda.runs import (
 )
 from pfedfda.runs.comparison import comparison_table, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
+from pfedfda.runs.html import COLUMNS, results_html
 from pfedfda.runs.output_config import OutputConfig
 
 
@@ -50,6 +51,10 @@ class Comparison:
     def __str__(self) -> str:
         return comparison_table([result.summary for result in self.results])
 
+    def _repr_html_(self) -> str:
+        rows = [(r.method, {name: r.number(name) for name in COLUMNS}) for r in self.results]
+        return results_html(rows, self.folder)
+
     def write(self) -> None:
         """Write the table as ``comparison.csv``."""
         write_comparison(self.folder, [result.summary for result in self.results])
@@ -69,7 +74,8 @@ def run(
         ``"cifar10-s"``; the digits by default.
     settings
         Any other setting by its name on the command line, e.g. ``rounds=20, participation=0.5,
-        lr=0.02, workers=0, seed=1, quiet=True``.
+        lr=0.02, workers=0, seed=1, quiet=True``. An `Observer` given as ``observer`` is told of
+        everything too.
 
     Examples
     --------
@@ -78,9 +84,9 @@ def run(
     >>> result = pfedfda.run("fedavg-ft", federation, rounds=10)  # doctest: +SKIP
     >>> print(result.mean_accuracy, result.folder)  # doctest: +SKIP
     """
-    quiet = bool(settings.pop("quiet", False))
+    watching = _observer(settings)
     config = make_config(_instances([method]), federation, **settings)
-    with choose_observer(quiet) as observer:
+    with watching as observer:
         return run_config(config, observer)
 
 
@@ -98,13 +104,18 @@ def compare(
     federation, settings
         As for `run`.
     """
-    quiet = bool(settings.pop("quiet", False))
+    watching = _observer(settings)
     config = make_config(_instances(methods), federation, **settings)
-    with choose_observer(quiet) as observer:
+    with watching as observer:
         return compare_config(config, observer)
 
 
-def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) -> RunResult:
+def resume(
+    folder: Path | str,
+    workers: int | None = None,
+    quiet: bool = False,
+    observer: Observer | None = None,
+) -> RunResult:
     """Go on with a run that was stopped, from its last checkpoint to its end.
 
     Parameters
@@ -115,12 +126,14 @@ def resume(folder: Path | str, workers: int | None = None, quiet: bool = False) 
         Worker processes, as for `run`; the result does not depend on it.
     quiet
         Print nothing.
+    observer
+        Is told of everything too.
     """
     folder = Path(folder)
     config = read_config(folder / "config.toml")
     config = replace(config, engine=replace(config.engine, workers=workers))
-    with choose_observer(quiet) as observer:
-        return run_config(config, observer, folder)
+    with _observer({"quiet": quiet, "observer": observer}) as watching:
+        return run_config(config, watching, folder)
 
 
 def run_config(config: Config, observer: Observer, folder: Path | None = None) -> RunResult:
@@ -273,6 +286,17 @@ def make_task(config: Config, federation: Federation) -> Task:
         len(federation),
         federation.input_type,
     )
+
+
+def _observer(settings: dict[str, Any]) -> Observer:
+    """Return who watches, and take ``quiet`` and ``observer`` from the settings."""
+    shown = choose_observer(bool(settings.pop("quiet", False)))
+    own = settings.pop("observer", None)
+    if own is None:
+        return shown
+    if not isinstance(own, Observer):
+        raise InputError(f"observer is {quote(own)}; it must be an instance of pfedfda.Observer.")
+    return Observers([shown, own])
 
 
 def _instances(methods: Iterable[str | Method]) -> dict[str, Method]:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pfedfda.runs import Mistake, Outcome, PooledCounts
+from pfedfda.data import Federation
+from pfedfda.runs import Mistake, Outcome, PooledCounts, Roster
 from pfedfda.runs.accuracy import Accuracy
 from pfedfda.runs.quality import PREDICTIONS
 
@@ -85,3 +86,10 @@ class Evaluation:
 def line_of(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of an evaluation for ``metrics.jsonl``, without the tables."""
     return {name: value for name, value in results.items() if name != PREDICTIONS}
+
+
+def has_pictures(federation: Roster) -> bool:
+    """Tell whether the inputs are images on this machine, in grey or in colour."""
+    if not isinstance(federation, Federation):
+        return False
+    return federation.input_type == "uint8" and federation.input_shape[2] in (1, 3)

@@ -22,9 +22,10 @@ from pfedfda.errors import (
     RunStoppedError,
 )
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of, refuse_divergence
-from pfedfda.experiment.evaluation import Evaluation, line_of
-from pfedfda.experiment.observers import Observer
+from pfedfda.experiment.evaluation import Evaluation, has_pictures, line_of
+from pfedfda.experiment.observers import Observer, Observers
 from pfedfda.experiment.tally import Losses, Tally, summarize
+from pfedfda.experiment.tracking import tracker
 from pfedfda.methods import Method, Tensors, Update, dry_run
 from pfedfda.runs import Outcome, RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
@@ -79,9 +80,9 @@ def run_rounds(
         has been written, and the run can be taken up from there.
     """
     (folder / "checkpoint").mkdir(exist_ok=True)
-    with sole_use(folder / "checkpoint"):
+    with sole_use(folder / "checkpoint"), tracker(config.output.track) as tracking:
         try:
-            run = Run(method, config, engine, folder, observer)
+            run = Run(method, config, engine, folder, Observers([observer, tracking]))
         except (OSError, SafetensorError) as error:
             raise RunStoppedError(
                 f"The results cannot be written to {folder} ({error})."
@@ -140,6 +141,7 @@ class Run:
     def go(self) -> RunResult:
         """Run to the end."""
         writer, folder = self.writer, self.writer.folder
+        self.observer.opened(folder)
         self.observer.started(self.method, self.schedule.rounds, self.tally.rounds)
         try:
             for round_number in range(self.tally.rounds + 1, self.schedule.rounds + 1):
@@ -190,16 +192,17 @@ class Run:
             start = time.perf_counter()
             accuracy = self._evaluate(round_number, losses, steps)
             self.tally.seconds["evaluate"] += time.perf_counter() - start
-            self.writer.add_metrics(
-                {
-                    "round": round_number,
-                    **line_of(self.final),
-                    "participants": len(participants),
-                    "bytes_down": self.tally.bytes_down,
-                    "bytes_up": self.tally.bytes_up,
-                    "seconds": self._seconds(),
-                }
-            )
+            line = {
+                "round": round_number,
+                **line_of(self.final),
+                "participants": len(participants),
+                "bytes_down": self.tally.bytes_down,
+                "bytes_up": self.tally.bytes_up,
+                "seconds": self._seconds(),
+            }
+            self.writer.add_metrics(line)
+            clients = len(self.everybody)
+            self.observer.recorded({"evaluated_clients": clients, **line, "clients": clients})
             self.observer.evaluated(round_number, accuracy, losses.known)
         else:
             self.observer.trained(round_number, losses.known)
@@ -249,8 +252,9 @@ class Run:
     def _report(self, outcome: Outcome, round_number: int, step: str, reason: str) -> None:
         """Write down that a client was left out, and say so."""
         self.tally.failed += 1
-        self.last_failure = f"client {outcome.client_id}: {reason}"
         client = self.engine.federation.client_names[outcome.client_id]
+        who = f"{self.engine.federation.client_noun} {client}"
+        self.last_failure = f"{who}: {reason}"
         self.writer.add_failure(
             {
                 "round": round_number,
@@ -261,10 +265,9 @@ class Run:
                 "trace": outcome.trace,
             }
         )
-        known_as = "" if client == str(outcome.client_id) else f" ({client})"
         self.observer.say(
-            f"{self.method.title}: client {outcome.client_id}{known_as} is left out of the {step} "
-            f"step of round {round_number}: {reason}"
+            f"{self.method.title}: {who} is left out of the {step} step of round {round_number}: "
+            f"{reason}"
         )
 
     def _refuse_many_failures(self) -> None:
@@ -297,7 +300,10 @@ class Run:
 
     def _evaluate(self, round_number: int, losses: Losses, steps: int) -> Accuracy:
         """Personalise and test everybody; return the accuracy over those who could be tested."""
-        evaluation = Evaluation(self.engine.task.num_classes, self._pictured(round_number))
+        federation = self.engine.federation
+        last = round_number == self.schedule.rounds and has_pictures(federation)
+        kept = self.config.output.mistakes if last else 0
+        evaluation = Evaluation(self.engine.task.num_classes, kept)
         step = Step("evaluate", self.method, round_number, self.writer.states)
         for outcome in self.engine.run(step, self.state, self.everybody):
             self.tally.asked += 1
@@ -310,22 +316,13 @@ class Run:
         if not evaluation.outcomes:
             raise self._nobody("client could be evaluated")
         self._refuse_many_failures()
-        federation = self.engine.federation
         self.final = evaluation.results(losses.mean, federation.class_names)
         if len(evaluation.outcomes) < len(self.everybody):
             self.final["evaluated_clients"] = len(evaluation.outcomes)
         self.writer.write_clients(federation, evaluation.outcomes)
-        if evaluation.most_mistakes and isinstance(federation, Federation):
+        if kept and isinstance(federation, Federation):
             self.writer.write_mistakes(federation, evaluation.mistakes)
         return evaluation.accuracy
-
-    def _pictured(self, round_number: int) -> int:
-        """Return how many mistakes to keep: those after the last round, if images are at hand."""
-        federation, shape = self.engine.federation, self.engine.task.input_shape
-        images = self.engine.task.input_type == "uint8" and shape[2] in (1, 3)
-        if round_number < self.schedule.rounds or not isinstance(federation, Federation):
-            return 0
-        return self.config.output.mistakes if images else 0
 
     def _reach(self, round_number: int) -> None:
         """Remember that a round is complete, and save it if it is time."""

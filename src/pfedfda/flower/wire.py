@@ -13,6 +13,7 @@ from pfedfda.errors import PfedfdaError
 
 ARRAYS, METRICS, SETTINGS = "arrays", "metrics", "settings"
 FAILURE = "failure"  # the setting with which a site says why it could not do its part
+NAME = "name"  # of the site that says so
 Scalar = bool | int | float | str
 Setting = Scalar | bytes | list[int] | list[float] | list[str] | list[bytes] | list[bool]
 NumberList = list[int] | list[float]

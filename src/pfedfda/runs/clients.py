@@ -89,6 +89,10 @@ class Roster(Protocol):
         """The name of every client."""
 
     @property
+    def client_noun(self) -> str:
+        """What to call one of them in a message."""
+
+    @property
     def train_sizes(self) -> NDArray[np.int64]:
         """The number of training samples of every client."""
 

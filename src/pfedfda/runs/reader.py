@@ -14,6 +14,7 @@ from pfedfda.errors import InputError, printable, quote
 from pfedfda.files import LARGE, csv_text, read_text, read_toml
 from pfedfda.inputs import read_inputs
 from pfedfda.runs.accuracy import ACCURACIES
+from pfedfda.runs.html import COLUMNS, results_html
 from pfedfda.runs.layout import (
     CHECKPOINT,
     CLIENTS,
@@ -96,6 +97,10 @@ class RunResult:
     def number(self, name: str) -> float | None:
         """Return a number of the summary, None if it is missing or undefined."""
         return as_number(self.summary.get(name), name, self.folder / SUMMARY)
+
+    def _repr_html_(self) -> str:
+        numbers = {name: self.number(name) for name in COLUMNS}
+        return results_html([(self.method, numbers)], self.folder)
 
     @property
     def status(self) -> str:
