@@ -190,7 +190,7 @@ def _prediction_sections(entries: Sequence[Entry], key: str) -> list[Section]:
         ]
         text = "The share of each class that is recognised, over all clients."
         if details:
-            text += " The table below has samples by true and by predicted class."
+            text += " The tables below have samples by true and by predicted class."
         shown: list[tuple[Entry | None, Table]] = []
         if len(details) == 1:  # there is room to see it at once
             shown, details = [(None, details[0][1])], []

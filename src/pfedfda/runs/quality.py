@@ -5,6 +5,7 @@ add up to those of all their samples. A client's own numbers are in ``clients.cs
 federation (`Quality`) in ``summary.json`` and in every line of ``metrics.jsonl``.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -59,14 +60,14 @@ class PredictionCounts:
         squared_error
             As above.
         """
-        pairs, times = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
+        pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
         confidences = np.nan_to_num(confidences)  # of a model that diverged, as its loss will tell
         places = np.clip(np.ceil(confidences * BINS).astype(np.int64) - 1, 0, BINS - 1)
         samples = np.bincount(places, minlength=BINS)
         correct = np.bincount(places[labels == predicted], minlength=BINS)
         sums = np.bincount(places, weights=confidences, minlength=BINS)
         return cls(
-            {(int(t), int(p)): int(n) for (t, p), n in zip(pairs.T, times, strict=True)},
+            dict(sorted(pairs.items())),
             tuple(zip(samples.tolist(), correct.tolist(), sums.tolist(), strict=True)),
             float(squared_error),
         )
