@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -20,6 +21,16 @@ from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
 
 ROOT = Path(__file__).parent.parent
+
+
+def load_tool(name: str) -> ModuleType:
+    """Import a script of the folder tools."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -159,6 +170,25 @@ def test_the_way_from_photos_to_predictions_runs(
     assert printed[2].strip() == "torch.Size([5, 2])"
 
 
+def test_the_example_observer_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks(ROOT / "docs" / "results.md")
+    exec(block, {})
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert "'method': 'fedavg'" in first
+    assert [line.split()[0] for line in lines] == ["1", "2"]
+    assert last == "finished"
+
+
+def test_the_table_of_quality_is_that_of_its_file() -> None:
+    script = load_tool("write_quality")
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert page == script.with_table(page)
+    assert page.count("| pFedFDA | 0.") == 1
+
+
 def test_the_estimator_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = python_blocks(ROOT / "docs" / "pfedfda.md")
     exec(block, {})
@@ -245,12 +275,7 @@ def test_commands_in_the_pages_are_accepted(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_page_of_results_says_what_the_results_say() -> None:
     """docs/reproduction.md and the README's table are what the script writes, to the byte."""
-    path = ROOT / "tools" / "write_reproduction.py"
-    spec = importlib.util.spec_from_file_location("write_reproduction", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_tool("write_reproduction")
     assert (ROOT / "docs" / "reproduction.md").read_text() == script.page(ROOT / "results")
     readme = (ROOT / "README.md").read_text()
     assert readme == script.with_headline(readme, ROOT / "results")

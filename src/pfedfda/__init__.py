@@ -6,8 +6,8 @@ in the packages.
 
 Run and compare methods
     `run`, `compare` and `resume` run methods on a federation and return a `RunResult` or a
-    `Comparison`; `load_run` reads a run from its folder. `tune` searches the settings of methods
-    and returns a `Tuning`.
+    `Comparison`; `load_run` reads a run from its folder, and an `Observer` is told of its progress.
+    `tune` searches the settings of methods and returns a `Tuning`.
 Federations
     `FederationConfig` says who holds which samples, `federation_from_arrays` makes one for arrays,
     and `prepare` makes a `Federation` of it.
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
     from pfedfda.experiment import Comparison, RunResult, compare, load_run, resume, run
     from pfedfda.experiment.exporting import ExportedModel, export_models
+    from pfedfda.experiment.observers import Observer
     from pfedfda.experiment.personal import PersonalModel, personalize
     from pfedfda.experiment.tune import Tuning, tune
     from pfedfda.gaussian import (
@@ -77,6 +78,7 @@ __all__ = [
     "InputError",
     "LinearClassifier",
     "Method",
+    "Observer",
     "PersonalClassifier",
     "PersonalModel",
     "PfedfdaError",
@@ -112,6 +114,7 @@ _HOMES = {
     "pfedfda.errors": ["InputError", "PfedfdaError", "RunStoppedError"],
     "pfedfda.experiment": ["Comparison", "RunResult", "compare", "load_run", "resume", "run"],
     "pfedfda.experiment.exporting": ["ExportedModel", "export_models"],
+    "pfedfda.experiment.observers": ["Observer"],
     "pfedfda.experiment.personal": ["PersonalModel", "personalize"],
     "pfedfda.experiment.tune": ["Tuning", "tune"],
     "pfedfda.gaussian": [

@@ -26,6 +26,7 @@ MOST_TOML, LONGEST_LINE = 2**17, 5000  # of settings
 LARGEST_SIDE = 1024  # of an image, in pixels
 MOST_CLASSES = 100_000  # ImageNet-21k has 21,841; a head for more would have 200 MB and beyond
 LARGE = 2**28  # what a table or a log of a long run with many clients may have
+NUMBERS = re.compile(r"\[\n(?:\s|[\d.,eE+-]|null)+\]")
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
@@ -182,9 +183,13 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 def json_text(content: Any, indent: int | None = None) -> str:
     """Return JSON by the standard, which has no infinite or undefined numbers: they are refused."""
     try:
-        return json.dumps(content, indent=indent, allow_nan=False)
+        text = json.dumps(content, indent=indent, allow_nan=False)
     except ValueError as error:
         raise PfedfdaError(f"The results cannot be written as JSON ({error}).") from error
+    if indent is None:
+        return text
+    # A list of numbers takes a line, not one for each number; no text has a line break in JSON.
+    return NUMBERS.sub(lambda match: f"[{' '.join(match[0][1:-1].split())}]", text)
 
 
 class FolderLock:

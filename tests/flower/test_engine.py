@@ -550,7 +550,8 @@ def test_a_second_node_cannot_take_the_name_of_the_first(number: int, tmp_path: 
             said.append(text)
 
     serve(grid, read_run_config(RUN | {"output": str(tmp_path), "rounds": 1}), Ears(), poll=0.01)
-    assert f"Node {number} cannot take part: the site vilnius is connected already" in said
+    why = "a site of this name is connected already"
+    assert f"Site vilnius (node {number}) cannot take part: {why}" in said
     assert {node for node, kind in grid.asked if kind != "query"} == {1, 2, 3}
 
 
@@ -571,7 +572,7 @@ def test_two_nodes_that_come_with_one_name_at_once_are_both_refused(
     result = serve(grid, read_run_config(settings), Ears(), poll=0.01)
     both = sorted([2, number])
     for node in both:
-        assert f"Node {node} cannot take part: 2 nodes claim to be the site kaunas" in said
+        assert f"Site kaunas (node {node}) cannot take part: 2 nodes have this name" in said
     assert {node for node, kind in grid.asked if kind != "query"} == {1, 3}
     assert [
         site["name"] for site in json.loads((result.folder / "roster.json").read_text())["sites"]
@@ -664,4 +665,4 @@ def test_a_site_without_its_images_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="2 of 3 sites"):
         serve(grid, read_run_config(RUN | {"output": str(tmp_path)}), Ears(), poll=0.01)
     assert len(said) == 1
-    assert "Node 3 cannot take part" in said[0]
+    assert said[0].startswith("Site klaipeda (node 3) cannot take part: ")

@@ -24,7 +24,7 @@ from pfedfda.runs.statistics import paired_difference
 from tests.report.fake_runs import change_summary, write_comparison, write_run
 
 EVIL = "<script>alert(1)</script>\"'&"
-VOID = {"meta", "input", "br"}
+VOID = {"meta", "input", "br", "img"}
 SYMBOLS = ("circle", "square", "triangle", "down", "diamond", "cross", "plus")
 
 

@@ -241,6 +241,8 @@ class Federation:
 
     folder: Path
 
+    client_noun = "client"  # what to call one of them in a message
+
     def __reduce__(self) -> tuple[type["Federation"], tuple[Path]]:
         return Federation, (self.folder,)
 

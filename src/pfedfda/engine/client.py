@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from pfedfda.data import ClientData
 from pfedfda.engine.base import Step, StepKind, num_bytes
 from pfedfda.errors import DivergedRunError, PfedfdaError
 from pfedfda.methods import Client, Method, Samples, Task, Tensors, to_input
-from pfedfda.runs import Outcome
+from pfedfda.runs import Mistake, Outcome, PredictionCounts
 from pfedfda.seeding import torch_generator
 
 EVALUATION_BATCH = 500
+MOST_MISTAKES = 3  # that a client names, so that no client fills the sheet of all
 
 
 def client_step(
@@ -61,8 +62,15 @@ def client_step(
     )
     if test is None:
         return outcome
-    correct, loss = score(personal.model, test)
-    return replace(outcome, correct=correct, tested=len(test.labels), loss=loss)
+    found = score(personal.model, test)
+    return replace(
+        outcome,
+        correct=found.correct,
+        tested=len(test.labels),
+        loss=found.loss,
+        predictions=found.predictions,
+        mistakes=found.mistakes,
+    )
 
 
 class ClientRunner:
@@ -202,10 +210,23 @@ def refuse_unsavable(what: str, tensors: Mapping[str, object]) -> None:
         )
 
 
-def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
-    """Return the number of correctly classified samples and the sum of the cross-entropy."""
+class Score(NamedTuple):
+    """What a model makes of labelled samples."""
+
+    correct: int
+    """The number of correctly classified samples."""
+    loss: float
+    """The sum of the cross-entropy."""
+    predictions: PredictionCounts
+    """What the predictions add up to."""
+    mistakes: tuple[Mistake, ...]
+    """The most confident mistakes, at most `MOST_MISTAKES`."""
+
+
+def score(model: nn.Module, samples: Samples) -> Score:
+    """Test a model."""
     model.eval()
-    hits, losses = [], []
+    hits, losses, labels_of, predicted_of, confidences_of, errors = [], [], [], [], [], []
     with torch.inference_mode():
         for inputs, labels in zip(
             torch.split(samples.inputs, EVALUATION_BATCH),
@@ -213,7 +234,32 @@ def score(model: nn.Module, samples: Samples) -> tuple[int, float]:
             strict=True,
         ):
             logits = model(to_input(inputs))
-            hits.append((logits.argmax(dim=1) == labels).sum())
+            predicted = logits.argmax(dim=1)
+            hits.append((predicted == labels).sum())
             losses.append(F.cross_entropy(logits, labels, reduction="sum"))
+            probabilities = logits.float().softmax(dim=1)
+            labels_of.append(labels)
+            predicted_of.append(predicted)
+            confidences_of.append(probabilities.gather(1, predicted[:, None])[:, 0])
+            # The sum of (probability - truth)² over the classes, multiplied out.
+            truth = probabilities.gather(1, labels[:, None])[:, 0]
+            errors.append((probabilities.square().sum(dim=1) - 2 * truth + 1).sum())
     # An accelerator is asked once, at the end.
-    return sum(torch.stack(hits).tolist()), sum(torch.stack(losses).tolist())
+    true, predictions, confidences = (
+        torch.cat(parts).cpu().numpy() for parts in (labels_of, predicted_of, confidences_of)
+    )
+    wrong = np.flatnonzero(true != predictions)
+    worst = wrong[np.argsort(-confidences[wrong], kind="stable")][:MOST_MISTAKES]
+    return Score(
+        sum(torch.stack(hits).tolist()),
+        sum(torch.stack(losses).tolist()),
+        PredictionCounts.of(
+            true,
+            predictions,
+            confidences.astype(np.float64),
+            sum(torch.stack(errors).tolist()),
+        ),
+        tuple(
+            Mistake(int(n), int(true[n]), int(predictions[n]), float(confidences[n])) for n in worst
+        ),
+    )

@@ -13,7 +13,7 @@ from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
 from pfedfda.experiment.exporting import MODELS, write_models
 from pfedfda.experiment.finished import load_finished
-from pfedfda.experiment.observers import Observer, choose_observer
+from pfedfda.experiment.observers import Observer, Observers, choose_observer
 from pfedfda.experiment.rounds import run_rounds
 from pfedfda.files import make_folders, refuse_links, write_text
 from pfedfda.machine import one_thread
@@ -31,7 +31,9 @@ from pfedfda.runs import (
 from pfedfda.runs.choices import choose_settings, suggest_backbone
 from pfedfda.runs.comparison import comparison_table, mean_summaries, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
+from pfedfda.runs.html import COLUMNS, results_html
 from pfedfda.runs.layout import SEARCH
+from pfedfda.runs.output_config import OutputConfig
 from pfedfda.runs.seed_table import SeedRun, SeedTable, seed_table_text, write_seed_table
 from pfedfda.runs.seeds import seed_folder
 
@@ -74,6 +76,10 @@ class Comparison:
             methods.setdefault(result.method, []).append(SeedRun.of(result))
         return SeedTable(methods, self.own_partitions)
 
+    def _repr_html_(self) -> str:
+        rows = [(r.method, {name: r.number(name) for name in COLUMNS}) for r in self.results]
+        return results_html(rows, self.folder)
+
     def write(self) -> None:
         """Write the table as ``comparison.csv``, and of several seeds their statistics."""
         summaries = [result.summary for result in self.results]
@@ -96,7 +102,8 @@ def run(
         ``"cifar10-s"``; the digits by default.
     settings
         Any other setting by its name on the command line, e.g. ``rounds=20, participation=0.5,
-        lr=0.02, workers=0, seed=1, quiet=True``.
+        lr=0.02, workers=0, seed=1, quiet=True``. An `Observer` given as ``observer`` is told of
+        everything too.
 
     Examples
     --------
@@ -105,9 +112,9 @@ def run(
     >>> result = pfedfda.run("fedavg-ft", federation, rounds=10)  # doctest: +SKIP
     >>> print(result.mean_accuracy, result.folder)  # doctest: +SKIP
     """
-    quiet = bool(settings.pop("quiet", False))
+    watching = _observer(settings)
     config = make_config(instances([method]), federation, **settings)
-    with choose_observer(quiet) as observer:
+    with watching as observer:
         return run_config(config, observer)
 
 
@@ -126,9 +133,9 @@ def compare(
         As for `run`; with ``seeds=[0, 1, 2]`` every method runs with each of these seeds, and
         printing the result shows means over them with intervals and tests.
     """
-    quiet = bool(settings.pop("quiet", False))
+    watching = _observer(settings)
     config = make_config(instances(methods), federation, **settings)
-    with choose_observer(quiet) as observer:
+    with watching as observer:
         return compare_config(config, observer)
 
 
@@ -138,6 +145,7 @@ def resume(
     quiet: bool = False,
     model: str | Callable[..., Any] | None = None,
     backbone: str | Callable[..., Any] | None = None,
+    observer: Observer | None = None,
 ) -> RunResult:
     """Go on with a run that was stopped, from its last checkpoint to its end.
 
@@ -151,13 +159,15 @@ def resume(
         Print nothing.
     model, backbone
         The run's model or backbone, if it is a function of your own: settings alone run none.
+    observer
+        Is told of everything too.
     """
     allow_given(model, backbone)
     folder = Path(folder)
     config = read_config(folder / "config.toml")
     config = replace(config, engine=replace(config.engine, workers=workers))
-    with choose_observer(quiet) as observer:
-        return run_config(config, observer, folder)
+    with _observer({"quiet": quiet, "observer": observer}) as watching:
+        return run_config(config, watching, folder)
 
 
 def run_config(config: Config, observer: Observer, folder: Path | None = None) -> RunResult:
@@ -314,7 +324,10 @@ def find_unfinished(config: Config, default_name: str) -> Path | None:
 
 def same_settings(first: Config, second: Config) -> bool:
     """Tell whether two configurations give the same results."""
-    texts = [write_config(replace(config, engine=EngineConfig())) for config in (first, second)]
+    texts = [
+        write_config(replace(config, engine=EngineConfig(), output=OutputConfig()))
+        for config in (first, second)
+    ]
     return texts[0] == texts[1]
 
 
@@ -381,6 +394,17 @@ def make_task(config: Config, federation: Federation) -> Task:
         len(federation),
         federation.input_type,
     )
+
+
+def _observer(settings: dict[str, Any]) -> Observer:
+    """Return who watches, and take ``quiet`` and ``observer`` from the settings."""
+    shown = choose_observer(bool(settings.pop("quiet", False)))
+    own = settings.pop("observer", None)
+    if own is None:
+        return shown
+    if not isinstance(own, Observer):
+        raise InputError(f"observer is {quote(own)}; it must be an instance of pfedfda.Observer.")
+    return Observers([shown, own])
 
 
 def instances(methods: Iterable[str | Method]) -> dict[str, Method]:

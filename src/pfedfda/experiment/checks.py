@@ -55,7 +55,9 @@ def fault_of(
     )
 
 
-def evaluation_fault(outcome: Outcome, samples: int, columns: Collection[str]) -> str | None:
+def evaluation_fault(
+    outcome: Outcome, samples: int, columns: Collection[str], num_classes: int
+) -> str | None:
     """Return what is wrong with a test result, None if nothing is.
 
     Parameters
@@ -66,6 +68,8 @@ def evaluation_fault(outcome: Outcome, samples: int, columns: Collection[str]) -
         The client's number of test samples.
     columns
         The columns of the table of clients, whose names no metric can have.
+    num_classes
+        The number of classes.
     """
     if not 0 <= outcome.correct <= outcome.tested <= samples or outcome.tested < 1:
         return (
@@ -79,7 +83,11 @@ def evaluation_fault(outcome: Outcome, samples: int, columns: Collection[str]) -
     taken = [name for name in outcome.metrics if name in columns]
     if taken:
         return f"it reports a number called {taken[0]!r}, which is another column of clients.csv"
-    return _wrong_metrics(outcome.metrics)
+    if outcome.predictions is None:
+        return "it does not report what its predictions add up to"
+    return _wrong_metrics(outcome.metrics) or outcome.predictions.fault(
+        outcome.tested, outcome.correct, num_classes
+    )
 
 
 def _wrong_metrics(metrics: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,9 @@
 import math
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -25,7 +27,13 @@ SECONDS_PER_LINE, ROUNDS_PER_LINE = 10.0, 10  # at most, without a terminal
 
 
 class Observer:
-    """Is told what happens; this one keeps quiet. A context manager."""
+    """Is told what happens in a run; this one keeps quiet.
+
+    Derive from it to send the numbers of a run elsewhere, and give an instance as ``observer=`` to
+    `pfedfda.run` or `pfedfda.compare`. Every method may be left out. It is a context manager, which
+    is entered before the federation is prepared and left after the last run, whatever happened.
+    What an observer raises ends the run, which can be resumed.
+    """
 
     def __enter__(self) -> "Observer":
         return self
@@ -44,8 +52,11 @@ class Observer:
     def preparing(self, step: str, done: int, total: int) -> None:
         """Hear that the federation is being prepared."""
 
+    def opened(self, folder: Path) -> None:
+        """Hear where the results of the next method go."""
+
     def started(self, method: Method, rounds: int, done: int = 0) -> None:
-        """Hear that a method begins."""
+        """Hear that a method begins, or goes on after some rounds that are done."""
 
     def progressed(self, fraction: float) -> None:
         """Hear that a part of a round is done."""
@@ -56,8 +67,94 @@ class Observer:
     def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float | None) -> None:
         """Hear that all clients have been evaluated at the end of a round."""
 
+    def recorded(self, line: Mapping[str, float]) -> None:
+        """Hear the numbers of an evaluation, as they are in ``metrics.jsonl``.
+
+        Before `evaluated`.
+
+        Parameters
+        ----------
+        line
+            The ``round``, and the numbers by their names in ``metrics.jsonl``. Besides, how many
+            clients were evaluated (``evaluated_clients``), and how many there are (``clients``).
+        """
+
     def finished(self) -> None:
         """Hear that the method has ended."""
+
+
+class Observers(Observer):
+    """Several observers, who are all told the same.
+
+    Parameters
+    ----------
+    observers
+        The observers.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Observers":
+        with ExitStack() as stack:  # if one cannot be entered, those before are left
+            for observer in self.observers:
+                stack.enter_context(observer)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def say(self, text: str) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.say(text)
+
+    def preparing(self, step: str, done: int, total: int) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.preparing(step, done, total)
+
+    def opened(self, folder: Path) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.opened(folder)
+
+    def started(self, method: Method, rounds: int, done: int = 0) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.started(method, rounds, done)
+
+    def progressed(self, fraction: float) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.progressed(fraction)
+
+    def trained(self, round_number: int, train_loss: float | None) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.trained(round_number, train_loss)
+
+    def recorded(self, line: Mapping[str, float]) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.recorded(line)
+
+    def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float | None) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.evaluated(round_number, accuracy, train_loss)
+
+    def finished(self) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.finished()
 
 
 class TerminalObserver(Observer):
@@ -158,9 +255,15 @@ class PlainObserver(Observer):
 
     There is a line at least every ten rounds or ten seconds, whichever is first, as far as there is
     something to tell: like the bar on a terminal, it has no thread of its own.
+
+    Parameters
+    ----------
+    clients
+        What to call the clients, of whom the accuracies are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clients: str = "clients") -> None:
+        self.clients = clients
         self.title = ""
         self.rounds = 0
         self.done = 0.0  # rounds, with the part of the present one
@@ -170,6 +273,7 @@ class PlainObserver(Observer):
         self.last_line = 0.0
         self.last_round = 0
         self.train_loss: float | None = None
+        self.over = ""
 
     def say(self, text: str) -> None:
         """Print a line to the error stream, which leaves the output to the results."""
@@ -202,10 +306,16 @@ class PlainObserver(Observer):
         if round_number - self.last_round >= ROUNDS_PER_LINE:
             self._tell(round_number)
 
+    def recorded(self, line: Mapping[str, float]) -> None:
+        """Remember over how many clients the accuracy is."""
+        evaluated, known = line.get("evaluated_clients"), line.get("clients")
+        some = f"{evaluated:.0f} of " if evaluated != known else ""
+        self.over = f" over {some}{known:.0f} {self.clients}" if known else ""
+
     def evaluated(self, round_number: int, accuracy: Accuracy, train_loss: float | None) -> None:
         """Print round, accuracy, loss and time."""
         self.done, self.train_loss = float(round_number), train_loss
-        told = f", accuracy {accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}"
+        told = f", accuracy {accuracy.mean_accuracy:.3f} ± {accuracy.std_accuracy:.3f}{self.over}"
         self._tell(round_number, told)
 
     def _tell(self, round_number: int, accuracy: str = "") -> None:
@@ -228,5 +338,9 @@ def choose_observer(quiet: bool) -> Observer:
     """Return the observer that fits where the output goes."""
     if quiet:
         return Observer()
+    from pfedfda.experiment.notebook import NotebookObserver, in_notebook
+
+    if in_notebook():
+        return NotebookObserver()
     console = Console(stderr=True)
     return TerminalObserver(console) if console.is_terminal else PlainObserver()

@@ -3,13 +3,14 @@
 import copy
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
-from pfedfda.data import CORRUPTIONS
+from pfedfda.data import CORRUPTIONS, Federation
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
 from pfedfda.engine import Engine, Step
@@ -21,14 +22,16 @@ from pfedfda.errors import (
     RunStoppedError,
 )
 from pfedfda.experiment.checks import NOT_FINITE, evaluation_fault, fault_of, refuse_divergence
-from pfedfda.experiment.observers import Observer
+from pfedfda.experiment.evaluation import Evaluation, has_pictures, line_of
+from pfedfda.experiment.observers import Observer, Observers
 from pfedfda.experiment.tally import Losses, Tally, doubt, summarize
+from pfedfda.experiment.tracking import tracker
 from pfedfda.methods import Method, Tensors, Update, dry_run
 from pfedfda.runs import Outcome, RunResult, RunWriter
 from pfedfda.runs.accuracy import Accuracy
 from pfedfda.runs.checkpoint import Checkpoint, sole_use
 from pfedfda.runs.config import NEW_CLIENT_SEVERITY, Config
-from pfedfda.runs.layout import CLIENT_COLUMNS
+from pfedfda.runs.layout import CLIENT_COLUMNS, QUALITY_COLUMNS
 from pfedfda.seeding import torch_generator
 
 CHECKPOINT_SECONDS = 60.0
@@ -77,9 +80,9 @@ def run_rounds(
         has been written, and the run can be taken up from there.
     """
     (folder / "checkpoint").mkdir(exist_ok=True)
-    with sole_use(folder / "checkpoint"):
+    with sole_use(folder / "checkpoint"), tracker(config.output.track) as tracking:
         try:
-            run = Run(method, config, engine, folder, observer)
+            run = Run(method, config, engine, folder, Observers([observer, tracking]))
         except (OSError, SafetensorError) as error:
             raise RunStoppedError(
                 f"The results cannot be written to {folder} ({error})."
@@ -118,7 +121,7 @@ class Run:
         self.last_failure = ""
         self.trained: list[int] = []
         self.diverged: set[int] = set()  # the clients whose last training had no finite end
-        self.columns = {*CLIENT_COLUMNS, *engine.federation.attributes}
+        self.columns = {*CLIENT_COLUMNS, *QUALITY_COLUMNS, *engine.federation.attributes}
 
     def _expected_update(self, initial: Tensors) -> Tensors | None:
         """Return names, shapes and types of a proper update, None if a dry run does not tell."""
@@ -138,6 +141,7 @@ class Run:
     def go(self) -> RunResult:
         """Run to the end."""
         writer, folder = self.writer, self.writer.folder
+        self.observer.opened(folder)
         self.observer.started(self.method, self.schedule.rounds, self.tally.rounds)
         if self.method.training_free and self.schedule.rounds > 1:
             self.observer.say(f"{self.method.title} trains nothing: one round is enough.")
@@ -193,16 +197,17 @@ class Run:
             start = time.perf_counter()
             accuracy = self._evaluate(round_number, losses, steps)
             self.tally.seconds["evaluate"] += time.perf_counter() - start
-            self.writer.add_metrics(
-                {
-                    "round": round_number,
-                    **self.final,
-                    "participants": len(participants),
-                    "bytes_down": self.tally.bytes_down,
-                    "bytes_up": self.tally.bytes_up,
-                    "seconds": self._seconds(),
-                }
-            )
+            line = {
+                "round": round_number,
+                **line_of(self.final),
+                "participants": len(participants),
+                "bytes_down": self.tally.bytes_down,
+                "bytes_up": self.tally.bytes_up,
+                "seconds": self._seconds(),
+            }
+            self.writer.add_metrics(line)
+            clients = len(self.everybody)
+            self.observer.recorded({"evaluated_clients": clients, **line, "clients": clients})
             self.observer.evaluated(round_number, accuracy, losses.known)
         else:
             self.observer.trained(round_number, losses.known)
@@ -252,8 +257,9 @@ class Run:
     def _report(self, outcome: Outcome, round_number: int, step: str, reason: str) -> None:
         """Write down that a client was left out, and say so."""
         self.tally.failed += 1
-        self.last_failure = f"client {outcome.client_id}: {reason}"
         client = self.engine.federation.client_names[outcome.client_id]
+        who = f"{self.engine.federation.client_noun} {client}"
+        self.last_failure = f"{who}: {reason}"
         self.writer.add_failure(
             {
                 "round": round_number,
@@ -264,10 +270,9 @@ class Run:
                 "trace": outcome.trace,
             }
         )
-        known_as = "" if client == str(outcome.client_id) else f" ({client})"
         self.observer.say(
-            f"{self.method.title}: client {outcome.client_id}{known_as} is left out of the {step} "
-            f"step of round {round_number}: {reason}"
+            f"{self.method.title}: {who} is left out of the {step} step of round {round_number}: "
+            f"{reason}"
         )
 
     def _refuse_many_failures(self) -> None:
@@ -295,34 +300,34 @@ class Run:
 
     def _evaluation_fault(self, outcome: Outcome) -> str | None:
         samples = int(self.engine.federation.test_sizes[outcome.client_id])
-        return outcome.failure or evaluation_fault(outcome, samples, self.columns)
+        classes = self.engine.task.num_classes
+        return outcome.failure or evaluation_fault(outcome, samples, self.columns, classes)
 
     def _evaluate(self, round_number: int, losses: Losses, steps: int) -> Accuracy:
         """Personalise and test everybody; return the accuracy over those who could be tested."""
-        evaluations = []
+        federation = self.engine.federation
+        last = round_number == self.schedule.rounds and has_pictures(federation)
+        kept = self.config.output.mistakes if last else 0
+        evaluation = Evaluation(self.engine.task.num_classes, kept)
         step = Step("evaluate", self.method, round_number, self.writer.states)
         for outcome in self.engine.run(step, self.state, self.everybody):
             self.tally.asked += 1
             self.observer.progressed(1 / steps)
             fault = self._evaluation_fault(outcome)
             if fault is None:
-                evaluations.append(outcome)
+                evaluation.add(outcome)
             else:
                 self._report(outcome, round_number, "evaluate", fault)
-        if not evaluations:
+        if not evaluation.outcomes:
             raise self._nobody("client could be evaluated")
         self._refuse_many_failures()
-        accuracy = Accuracy.of([e.correct for e in evaluations], [e.tested for e in evaluations])
-        tested = sum(e.tested for e in evaluations)
-        self.final = {
-            **accuracy.as_dict(),
-            "test_loss": sum(e.loss for e in evaluations) / tested,
-            "train_loss": losses.mean,
-        }
-        if len(evaluations) < len(self.everybody):
-            self.final["evaluated_clients"] = len(evaluations)
-        self.writer.write_clients(self.engine.federation, evaluations)
-        return accuracy
+        self.final = evaluation.results(losses.mean, federation.class_names)
+        if len(evaluation.outcomes) < len(self.everybody):
+            self.final["evaluated_clients"] = len(evaluation.outcomes)
+        self.writer.write_clients(federation, evaluation.outcomes)
+        if kept and isinstance(federation, Federation):
+            self.writer.write_mistakes(federation, evaluation.mistakes)
+        return evaluation.accuracy
 
     def _reach(self, round_number: int) -> None:
         """Remember that a round is complete, and save it if it is time."""
@@ -383,7 +388,7 @@ class Run:
             for outcome in self.engine.run(step, self.state, newcomers):
                 fault = self._evaluation_fault(outcome)
                 if fault is None:
-                    outcomes[condition].append(outcome)
+                    outcomes[condition].append(replace(outcome, predictions=None, mistakes=()))
                 else:
                     self._report(outcome, last, f"evaluate ({condition})", fault)
             if not outcomes[condition]:

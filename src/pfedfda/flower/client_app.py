@@ -10,8 +10,9 @@ from pfedfda.engine.base import StepKind
 from pfedfda.errors import PfedfdaError
 from pfedfda.flower.app_settings import from_settings, read_node_config
 from pfedfda.flower.messages import description_settings, read_site_step
+from pfedfda.flower.predictions import SQUARED_ERROR, prediction_lists
 from pfedfda.flower.site import Site
-from pfedfda.flower.wire import FAILURE, pack, settings_of, tensors_of
+from pfedfda.flower.wire import FAILURE, NAME, pack, settings_of, tensors_of
 
 app = ClientApp()
 
@@ -25,19 +26,19 @@ def describe(message: Message, context: Context) -> Message:
         site = Site(read_node_config(context.node_config), config.federation)
         return Message(pack(settings=description_settings(site.describe())), reply_to=message)
 
-    return _answered(message, answer)
+    return _answered(message, context, answer)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train, keep the site's own tensors here, and send up what the method sends up."""
-    return _answered(message, lambda: _work("train", message, context))
+    return _answered(message, context, lambda: _work("train", message, context))
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Personalise and test; after the last round also write the personal model to the disk."""
-    return _answered(message, lambda: _work("evaluate", message, context))
+    return _answered(message, context, lambda: _work("evaluate", message, context))
 
 
 def _work(kind: StepKind, message: Message, context: Context) -> Message:
@@ -54,12 +55,15 @@ def _work(kind: StepKind, message: Message, context: Context) -> Message:
         **{f"seconds.{name}": value for name, value in outcome.seconds.items()},
     }
     if outcome.update is None:
-        return Message(pack(metrics=numbers), reply_to=message)
+        assert outcome.predictions is not None
+        numbers[SQUARED_ERROR] = outcome.predictions.squared_error
+        lists = prediction_lists(outcome.predictions)
+        return Message(pack(metrics=numbers, lists=lists), reply_to=message)
     numbers["weight"] = outcome.update.weight
     return Message(pack(outcome.update.tensors, numbers), reply_to=message)
 
 
-def _answered(message: Message, answer: Callable[[], Message]) -> Message:
+def _answered(message: Message, context: Context, answer: Callable[[], Message]) -> Message:
     """Turn what goes wrong here on purpose into an answer that the server can show.
 
     Whatever is written meanwhile is for this user's eyes alone.
@@ -68,6 +72,15 @@ def _answered(message: Message, answer: Callable[[], Message]) -> Message:
     try:
         return answer()
     except PfedfdaError as error:
-        return Message(pack(settings={FAILURE: str(error)}), reply_to=message)
+        settings = {FAILURE: str(error), **_name(context)}
+        return Message(pack(settings=settings), reply_to=message)
     finally:
         os.umask(before)
+
+
+def _name(context: Context) -> dict[str, str]:
+    """Return the name of this site, so that whoever reads of a failure knows where it was."""
+    try:
+        return {NAME: read_node_config(context.node_config).site_name}
+    except PfedfdaError:
+        return {}

@@ -12,9 +12,10 @@ from pfedfda.errors import PfedfdaError, RunStoppedError
 from pfedfda.experiment.checks import PLAIN
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
 from pfedfda.flower.messages import site_step_settings
+from pfedfda.flower.predictions import read_predictions
 from pfedfda.flower.roster import SiteRoster
 from pfedfda.flower.site import SiteStep
-from pfedfda.flower.wire import MalformedError, metrics_of, pack, tensors_of
+from pfedfda.flower.wire import MalformedError, lists_of, metrics_of, pack, tensors_of
 from pfedfda.methods import Task, Tensors, Update
 from pfedfda.runs import Outcome
 from pfedfda.runs.config import Config
@@ -141,12 +142,19 @@ class FlowerEngine:
                     raise MalformedError("its weight is missing")
                 update = Update(tensors, numbers["weight"], outcome.metrics, client_id)
                 return replace(outcome, update=update, bytes_up=num_bytes(tensors))
+            samples = int(self.federation.test_sizes[client_id])
             correct, tested = (numbers.get(name, 0.5) for name in ("correct", "tested"))
             if not (correct.is_integer() and tested.is_integer()):
                 raise MalformedError("its test result cannot be read")
             if "loss" not in numbers:
                 raise MalformedError("its test loss is missing")
-            return replace(outcome, correct=int(correct), tested=int(tested), loss=numbers["loss"])
+            return replace(
+                outcome,
+                correct=int(correct),
+                tested=int(tested),
+                loss=numbers["loss"],
+                predictions=read_predictions(lists_of(content), numbers, samples),
+            )
         except PfedfdaError as error:
             return Outcome(client_id, failure=clean(str(error)), bytes_down=bytes_down)
 

@@ -9,10 +9,10 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from pfedfda.errors import PfedfdaError, RunStoppedError
-from pfedfda.flower.app_settings import to_settings
+from pfedfda.flower.app_settings import is_plain, to_settings
 from pfedfda.flower.messages import read_description
 from pfedfda.flower.site import Description
-from pfedfda.flower.wire import FAILURE, SETTINGS, MalformedError, pack, settings_of
+from pfedfda.flower.wire import FAILURE, NAME, SETTINGS, MalformedError, pack, settings_of
 from pfedfda.runs.config import Config
 
 MAX_FAILURE = 300
@@ -131,7 +131,7 @@ class Sites:
                 site = read_description(settings_of(content_of(reply)))
                 claims.setdefault(site.name, {})[node] = site
             except PfedfdaError as error:
-                self._refuse(node, str(error))
+                self._refuse(node, str(error), _name_in(reply))
         for name, nodes in claims.items():
             self._settle(name, nodes)
 
@@ -145,19 +145,21 @@ class Sites:
     def _settle(self, name: str, claims: dict[int, Description]) -> None:
         """Give a name to the one node that claims it, or to the one that had it before."""
         node = self.last.get(name, -1) if len(claims) > 1 else next(iter(claims))
-        why = f"the site {name} is connected already"
+        why = "a site of this name is connected already"
         if self.node_of(name) is None:
             if node in claims:
                 self.described[node] = claims.pop(node)
                 self.last[name] = node
             else:  # which of them is the site, their numbers do not tell
-                why = f"{len(claims)} nodes claim to be the site {name}"
+                why = f"{len(claims)} nodes have this name"
         for other in claims:
-            self._refuse(other, why)
+            self._refuse(other, why, name)
 
-    def _refuse(self, node: int, why: str) -> None:
+    def _refuse(self, node: int, why: str, name: str | None = None) -> None:
         if self.refused.get(node, (0.0, ""))[1] != why:
-            self.say(f"Node {node} cannot take part: {why}")
+            known = name or next((n for n, last in self.last.items() if last == node), None)
+            who = f"Site {known} (node {node})" if known else f"Node {node}"
+            self.say(f"{who} cannot take part: {why}")
         self.refused[node] = (time.monotonic(), why)
 
     def gather(self, enough: Callable[[Sequence[str]], bool], seconds: float) -> bool:
@@ -192,6 +194,15 @@ def content_of(reply: Message | str) -> RecordDict:
     if settings is not None and FAILURE in settings:
         raise MalformedError(clean(str(settings[FAILURE])))
     return reply.content
+
+
+def _name_in(reply: Message | str) -> str | None:
+    """Return the name that a site gave with its failure, if it is a plain one."""
+    if isinstance(reply, str) or reply.has_error() or not reply.has_content():
+        return None
+    settings = reply.content.config_records.get(SETTINGS)
+    name = settings.get(NAME) if settings is not None else None
+    return name if isinstance(name, str) and is_plain(name) else None
 
 
 def clean(text: str) -> str:

@@ -13,7 +13,7 @@ from pfedfda.flower.app_settings import MAX_NAME, from_settings, to_settings
 from pfedfda.flower.site import Description, SiteStep
 from pfedfda.flower.wire import MalformedError, Setting
 from pfedfda.inputs import read_input_type
-from pfedfda.runs.layout import CLIENT_COLUMNS
+from pfedfda.runs.layout import CLIENT_COLUMNS, QUALITY_COLUMNS
 
 MAX_SAMPLES = 10**9
 MAX_CLASSES = 100_000
@@ -120,7 +120,7 @@ def _attributes(text: Any) -> dict[str, Any]:
     if not isinstance(attributes, dict) or len(attributes) > MOST_METRICS:
         raise ValueError(f"its attributes are not a table of at most {MOST_METRICS}")
     for name, value in attributes.items():
-        if not PLAIN.fullmatch(name) or name in CLIENT_COLUMNS:
+        if not PLAIN.fullmatch(name) or name in (*CLIENT_COLUMNS, *QUALITY_COLUMNS):
             raise ValueError(f"an attribute is called {name[:80]!r}")
         plain = value.isprintable() if isinstance(value, str) else _is_finite(value)
         if not plain:

@@ -42,6 +42,8 @@ class SiteRoster:
     input_type: InputType = "uint8"
     run: str = ""
 
+    client_noun = "site"
+
     def __len__(self) -> int:
         return len(self.sites)
 

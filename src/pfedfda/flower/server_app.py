@@ -14,6 +14,7 @@ from pfedfda.flower.engine import FlowerEngine
 from pfedfda.flower.exchange import DESCRIBE_TIMEOUT, Sites
 from pfedfda.flower.roster import SiteRoster, agree, read_roster
 from pfedfda.machine import one_thread
+from pfedfda.report import write_report
 from pfedfda.runs import RunResult, is_complete, load_run, make_folder
 from pfedfda.runs.choices import choose_settings
 from pfedfda.runs.config import Config, read_config
@@ -24,13 +25,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run configuration describes."""
-    observer = PlainObserver()
+    observer = PlainObserver("sites")
     try:
         result = serve(grid, read_run_config(context.run_config), observer)
     except PfedfdaError as error:
         observer.say(f"pfedfda: {error}")
         raise
     observer.say(f"The results are in {result.folder.resolve()}")
+    try:
+        observer.say(f"report: {write_report([result.folder], result.folder).resolve()}")
+    except PfedfdaError as error:  # the results are there all the same
+        observer.say(f"pfedfda: {error}")
 
 
 def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0.5) -> RunResult:

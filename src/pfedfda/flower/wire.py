@@ -13,8 +13,10 @@ from pfedfda.errors import PfedfdaError
 
 ARRAYS, METRICS, SETTINGS = "arrays", "metrics", "settings"
 FAILURE = "failure"  # the setting with which a site says why it could not do its part
+NAME = "name"  # of the site that says so
 Scalar = bool | int | float | str
 Setting = Scalar | bytes | list[int] | list[float] | list[str] | list[bytes] | list[bool]
+NumberList = list[int] | list[float]
 KINDS = "fiub"  # floating point, integers, booleans
 
 
@@ -26,6 +28,7 @@ def pack(
     tensors: Mapping[str, Tensor] | None = None,
     metrics: Mapping[str, float] | None = None,
     settings: Mapping[str, Setting] | None = None,
+    lists: Mapping[str, NumberList] | None = None,
 ) -> RecordDict:
     """Return the content of a message; what is None is left out.
 
@@ -37,13 +40,16 @@ def pack(
         Numbers by name.
     settings
         Settings by name.
+    lists
+        Lists of numbers by name, which travel with the metrics.
     """
     content = RecordDict()
     if tensors is not None:
         arrays = {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in tensors.items()}
         content[ARRAYS] = ArrayRecord(arrays)
     if metrics is not None:
-        content[METRICS] = MetricRecord({name: float(v) for name, v in metrics.items()})
+        numbers = {name: float(v) for name, v in metrics.items()}
+        content[METRICS] = MetricRecord({**numbers, **(lists or {})})
     if settings is not None:
         content[SETTINGS] = ConfigRecord(dict(settings))
     return content
@@ -67,6 +73,18 @@ def metrics_of(content: RecordDict) -> dict[str, float]:
         if not math.isfinite(value):
             raise MalformedError(f"its number {name[:80]!r} is not finite")
     return {name: float(value) for name, value in numbers.items()}
+
+
+def lists_of(content: RecordDict) -> dict[str, NumberList]:
+    """Return the lists of numbers of a message; refuse those that are not finite."""
+    record = content.get(METRICS)
+    if not isinstance(record, MetricRecord):
+        raise MalformedError("it holds no metrics")
+    lists = {name: values for name, values in record.items() if isinstance(values, list)}
+    for name, values in lists.items():
+        if not all(math.isfinite(value) for value in values):
+            raise MalformedError(f"its list {name[:80]!r} has a number that is not finite")
+    return lists
 
 
 def settings_of(content: RecordDict) -> dict[str, Setting]:

@@ -15,7 +15,7 @@ from pfedfda.errors import InputError
 from pfedfda.files import make_folders, write_text
 from pfedfda.methods import find_method
 from pfedfda.paper.suites import Need, Record
-from pfedfda.runs import ACCURACIES, ClientRow, RunResult
+from pfedfda.runs import ACCURACIES, QUALITIES, ClientRow, RunResult
 from pfedfda.runs.config import Config
 from pfedfda.runs.layout import CLIENTS, TRAFFIC_PER_ROUND
 
@@ -26,6 +26,8 @@ KEPT = (
     "reason",
     "rounds",
     *ACCURACIES,
+    "test_loss",
+    *QUALITIES,
     "new_clients",
     "failures",
     *TRAFFIC_PER_ROUND,

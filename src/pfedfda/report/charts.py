@@ -102,6 +102,8 @@ class Chart:
         Whether to name the lines at their ends, where there is room.
     shaded
         A range of x to shade, with its name.
+    diagonal
+        Whether to draw the line on which y is x, from 0 to 1.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Chart:
     joined: bool = True
     end_labels: bool = True
     shaded: tuple[float, float, str] | None = None
+    diagonal: bool = False
 
     @property
     def drawn(self) -> list[Series]:
@@ -209,8 +212,7 @@ def accuracy_by_client(entries: Sequence[Entry]) -> Chart:
             marked = list(range(len(ranks)))
         titles = [_client_title(entry, ranked[rank][1]) for rank in ranks]
         accuracies = [ranked[rank][0] for rank in ranks]
-        xs = [rank + 1 for rank in ranks]
-        series.append(Series(entry, xs, accuracies, titles, marked))
+        series.append(Series(entry, [rank + 1 for rank in ranks], accuracies, titles, marked))
     return Chart(
         f"{name}, sorted",
         series,
@@ -239,8 +241,7 @@ def _by_name(
         xs, ys = [v for v, _ in rows], [places[row.client] + shift for _, row in rows]
         titles = [title(entry, row) for _, row in rows]
         series.append(Series(entry, xs, ys, titles, range(len(rows))))
-    y = Axis("client", names=[row.name for row in everyone])
-    return Chart(name, series, x, y, joined=False)
+    return Chart(name, series, x, Axis("client", names=[r.name for r in everyone]), joined=False)
 
 
 def _client_title(entry: Entry, row: ClientRow) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pfedfda.files import replacing
-from pfedfda.report import charts
+from pfedfda.report import charts, predictions
 from pfedfda.report.charts import Bars, Chart, Heat, Series
 from pfedfda.report.groups import Group
 from pfedfda.report.ranks import TOP, Ranks
@@ -51,6 +51,9 @@ def draw_group(group: Group, folder: Path, prefix: str = "") -> list[Path]:
         drawings["bytes-by-round"] = charts.bytes_by_round(evaluated, "up", total=True)
     if any(entry.clients for entry in group.entries):
         drawings["accuracy-by-client"] = charts.accuracy_by_client(group.entries)
+    if known := predictions.with_predictions(group.entries):
+        drawings["reliability"] = predictions.reliability(known)
+        drawings["recall-by-class"] = predictions.recall_by_class(known)
     betas: list[Chart | Heat] = []
     for column in charts.beta_columns(group.entries):
         chosen = charts.with_beta(group.entries, column)
@@ -162,6 +165,8 @@ def draw_chart(axes: Any, chart: Chart) -> None:
             _draw_bubbles(axes, chart, series)
         else:
             _draw_series(axes, chart, series)
+    if chart.diagonal:
+        axes.plot([0, 1], [0, 1], color="#888888", linestyle=(0, (4, 3)), linewidth=1)
     if chart.shaded:
         start, end, name = chart.shaded
         axes.axvspan(start, end, color="#00000010", linewidth=0)

@@ -21,6 +21,8 @@ from pfedfda.runs import (
 )
 from pfedfda.runs.config import LARGEST_INTEGER
 from pfedfda.runs.layout import CHECKPOINT, CONFIG, METRICS, SUMMARY
+from pfedfda.runs.mistakes import PicturedMistake, read_mistakes
+from pfedfda.runs.quality import Predictions, add_predictions
 from pfedfda.runs.seed_table import SeedRun, SeedTable
 from pfedfda.runs.seeds import seed_folder
 
@@ -77,7 +79,7 @@ class Entry:
 
     @cached_property
     def clients(self) -> list[ClientRow]:
-        """The clients, with the means over seeds of their accuracies and βs.
+        """The clients, with the means over seeds of their test results and βs.
 
         Where every seed has clients of its own, those of all seeds.
         """
@@ -98,9 +100,21 @@ class Entry:
                 same[0],
                 accuracy=mean([row.accuracy for row in same]),
                 betas=_means([row.betas for row in same]),
+                quality=_means([row.quality for row in same]),
             )
             for same in rows.values()
         ]
+
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """What the predictions of all seeds add up to, None unless all runs say."""
+        known = [run.predictions for run in self.runs if run.predictions is not None]
+        return add_predictions(known) if len(known) == self.seeds else None
+
+    @cached_property
+    def mistakes(self) -> list[PicturedMistake]:
+        """The most confident mistakes of the first seed with their images, if it kept any."""
+        return read_mistakes(self.first.folder)
 
     @cached_property
     def new_clients(self) -> dict[str, list[float]]:

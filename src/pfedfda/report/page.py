@@ -96,7 +96,9 @@ def render(
             printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
     )
-    environment.globals.update(Drawing=Drawing, number=number, shorten=shorten, time_unit=time_unit)
+    environment.globals.update(
+        Drawing=Drawing, number=number, shorten=shorten, time_unit=time_unit, picture=_picture
+    )
     big, what, facts = words.headline(groups, suite)
     ranks = ranks_over(groups)
     return environment.get_template("page.html").render(
@@ -104,7 +106,10 @@ def render(
         style=Markup(resources.joinpath("page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         # The policy lets nothing in from outside, and runs no script but the page's own.
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        policy=(
+            "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+            f"script-src 'sha256-{digest}'"
+        ),
         about=" · ".join(words.about(groups)),
         big=big,
         what=what,
@@ -143,3 +148,8 @@ def _relative(path: Path, folder: Path) -> str:
         return os.path.relpath(path, folder).replace(os.sep, "/")
     except ValueError:  # another drive
         return path.as_posix()
+
+
+def _picture(png: bytes) -> str:
+    """Return a picture as an address that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pfedfda.report import charts, tables
+from pfedfda.report import charts, predictions, tables
 from pfedfda.report.charts import Bars, Chart
 from pfedfda.report.groups import Entry, Group
 from pfedfda.report.paper_table import PaperTable
 from pfedfda.report.ranks import Ranks
 from pfedfda.report.tables import Table
+from pfedfda.runs.mistakes import PicturedMistake
+from pfedfda.runs.quality import BINS
 from pfedfda.runs.seed_table import SeedTable, p_text
+
+FEW_MISTAKES = 12  # of each method where there are several
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Section:
         Tables that are folded away, with what to press for them.
     notes
         Sentences in a list at the end, with its heading.
+    sheets
+        Mistakes with their images, each with the entry that made them.
     """
 
     heading: str
@@ -38,6 +44,7 @@ class Section:
     tables: Sequence[tuple[Entry | None, Table]] = ()
     details: Sequence[tuple[str, Table]] = ()
     notes: tuple[str, Sequence[str]] | None = None
+    sheets: Sequence[tuple[Entry, Sequence[PicturedMistake]]] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,7 @@ def group_sections(group: Group, key: str) -> list[Section]:
         sections.append(_rounds_section(evaluated, key))
     if any(entry.clients for entry in entries):
         sections.append(_clients_section(entries, key))
+    sections += _prediction_sections(entries, key)
     sections += _beta_sections(entries, key)
     if any(entry.new_clients for entry in entries):
         text = (
@@ -130,6 +138,12 @@ def _comparison_section(entries: Sequence[Entry]) -> Section:
         f"every {judged_on} sample the same; the worst tenth is the mean over the clients with the "
         f"lowest accuracy."
     )
+    if predictions.with_predictions(entries):
+        text += (
+            " Balanced accuracy is the mean recall over the classes that a client’s test set "
+            "holds, again as a mean over clients; NLL is the negative log-likelihood per sample; "
+            "ECE is the calibration error below."
+        )
     details = []
     if any(entry.seeds > 1 for entry in entries):
         text += " All numbers of a method are means over its seeds."
@@ -181,8 +195,51 @@ def _clients_section(entries: Sequence[Entry], key: str) -> Section:
         text = "Each method sorts the clients for itself. " if len(entries) > 1 else ""
         text += "The shaded part is the tenth of the clients with the lowest accuracy."
     details = [("Every client", tables.clients(entries))]
+    if len(entries) > 1 and any(
+        "balanced_accuracy" in r.quality for e in entries for r in e.clients
+    ):
+        balanced = tables.clients(entries, "balanced_accuracy")
+        details.append(("Balanced accuracy of every client", balanced))
     figure = Figure(f"{key}-clients", [chart])
     return Section("Accuracy by client", text, figure, details=details)
+
+
+def _prediction_sections(entries: Sequence[Entry], key: str) -> list[Section]:
+    """Return calibration, recall by class and mistakes, for the runs that have counted them."""
+    known, sections = predictions.with_predictions(entries), []
+    if known:
+        text = (
+            f"How often predictions of a given confidence are right, over the "
+            f"{known[0].first.judged_on} samples of all clients, in {BINS} bins of equal width; "
+            f"bins with less than a hundredth of the samples are not drawn. On the dashed line "
+            f"confidence is what accuracy turns out to be; below it a model is too sure. The "
+            f"expected calibration error (ECE) is the mean distance from it over all samples."
+        )
+        figure = Figure(f"{key}-reliability", [predictions.reliability(known)])
+        sections.append(Section("Calibration", text, figure))
+        tables_of = [(entry, predictions.confusion(entry)) for entry in known]
+        details = [
+            (f"Confusion of classes: {entry.label}", table) for entry, table in tables_of if table
+        ]
+        text = "The share of each class that is recognised, over all clients."
+        if details:
+            text += " The tables below have samples by true and by predicted class."
+        shown: list[tuple[Entry | None, Table]] = []
+        if len(details) == 1:  # there is room to see it at once
+            shown, details = [(None, details[0][1])], []
+        figure = Figure(f"{key}-recall", [predictions.recall_by_class(known)])
+        sections.append(Section("Recall by class", text, figure, shown, details))
+    sheets = [(entry, entry.mistakes) for entry in entries if entry.mistakes]
+    if sheets:
+        text = (
+            f"{sheets[0][0].first.judged_on.capitalize()} images that a client’s model takes for "
+            f"another class, the most confident first, at most three of a client. Some of their "
+            f"labels may be wrong. The images are part of this page, wherever you send it."
+        )
+        most = FEW_MISTAKES if len(sheets) > 1 else None
+        few = [(entry, found[:most]) for entry, found in sheets]
+        sections.append(Section("Most confident mistakes", text, sheets=few))
+    return sections
 
 
 def _beta_sections(entries: Sequence[Entry], key: str) -> list[Section]:

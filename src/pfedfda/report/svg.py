@@ -85,6 +85,10 @@ class Drawing:
         if chart.shaded:
             start, end = (min(max(self.x.place(v), 0), 100) for v in chart.shaded[:2])
             self.shaded = (start, end - start, chart.shaded[2])
+        self.diagonal = None
+        if chart.diagonal:
+            low, high = ((self.x.place(v), 100 - self.y.place(v)) for v in (0.0, 1.0))
+            self.diagonal = (*low, *high)
         self.series = [self._draw(s) for s in series]
         if self.labels:
             ends = [drawn.end * self.height / 100 for drawn in self.series]

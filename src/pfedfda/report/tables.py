@@ -12,6 +12,12 @@ from pfedfda.runs.seed_table import SeedTable, p_text
 from pfedfda.runs.statistics import Interval
 
 MOST_CLIENTS = 200
+BEST: dict[str, Callable[[list[float]], float]] = {
+    **dict.fromkeys(("mean", "weighted", "worst tenth", "balanced"), max),
+    **dict.fromkeys(("NLL", "ECE"), min),
+}
+LARGE = 1e6  # from which on numbers with decimals have an exponent
+MEASURES = {"balanced": "balanced_accuracy", "NLL": "nll", "ECE": "ece"}  # of a client
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,10 @@ def _headings(first: str, names: Iterable[str | Entry]) -> Row:
 
 def _number(value: float | None, digits: int = 3, kind: str = "", index: int | None = None) -> Cell:
     sort = "" if value is None else repr(value)
-    return Cell(number(value, digits), kind=f"n {kind}".strip(), sort=sort, index=index)
+    text = number(value, digits)
+    if value is not None and abs(value) >= LARGE and digits:  # such as the loss of a rough estimate
+        text = f"{value:.0e}".replace("e+", "e")
+    return Cell(text, kind=f"n {kind}".strip(), sort=sort, index=index)
 
 
 def _mean(mean: float | None, std: float | None, digits: int = 3, kind: str = "") -> Cell:
@@ -75,6 +84,9 @@ def comparison(entries: Sequence[Entry], mark_best: bool = True) -> Table:
         ("std over clients", lambda e: e.number("std_accuracy"), 3),
         ("weighted", lambda e: e.number("weighted_accuracy"), 3),
         ("worst tenth", lambda e: e.number("worst_tenth_accuracy"), 3),
+        ("balanced", lambda e: e.number("mean_balanced_accuracy"), 3),
+        ("NLL", lambda e: e.number("test_loss"), 3),
+        ("ECE", lambda e: e.number("pooled_ece"), 3),
         ("seeds", lambda e: float(e.seeds), 0),
         ("rounds", lambda e: float(e.first.rounds), 0),
         ("time, s", lambda e: e.seconds.get("total"), 1),
@@ -83,14 +95,16 @@ def comparison(entries: Sequence[Entry], mark_best: bool = True) -> Table:
     ]
     if all(entry.seeds == 1 for entry in entries):
         columns = [column for column in columns if column[0] != "seeds"]
+    if all(entry.number("pooled_ece") is None for entry in entries):  # of an earlier version
+        columns = [column for column in columns if column[0] not in ("balanced", "NLL", "ECE")]
     rows = []
     for entry in entries:
         cells = [Cell(entry.label, heading="row", kind="entry")]
         for name, get, digits in columns:
             value = get(entry)
-            ranked = mark_best and len(entries) > 1 and name in ("mean", "weighted", "worst tenth")
+            ranked = mark_best and len(entries) > 1 and name in BEST
             known = [v for e in entries if (v := get(e)) is not None] if ranked else []
-            best = "best" if known and value == max(known) else ""
+            best = "best" if known and value == BEST[name](known) else ""
             cells.append(_number(value, digits, best))
         rows.append(Row(cells, entry.index))
     head = _headings("method", [name for name, *_ in columns])
@@ -163,8 +177,16 @@ def _mega(value: float | None) -> float | None:
     return None if value is None else value / 1e6
 
 
-def clients(entries: Sequence[Entry]) -> Table:
-    """Return a row for each client, with its accuracy under each method."""
+def clients(entries: Sequence[Entry], measure: str = "accuracy") -> Table:
+    """Return a row for each client, with a test result under each method.
+
+    Parameters
+    ----------
+    entries
+        The methods; a single one has a column for each of its test results.
+    measure
+        Which test result: accuracy, or one of `MEASURES`.
+    """
     entries = [entry for entry in entries if entry.clients]
     by_entry = [{row.client: row for row in entry.clients} for entry in entries]
     everyone = all_clients(entries)
@@ -172,6 +194,8 @@ def clients(entries: Sequence[Entry]) -> Table:
     texts = [name for name in shifts if any(getattr(client, name) for client in everyone)]
     judged_on = entries[0].first.judged_on
     counts = {"training": "train_samples", judged_on: "test_samples", "classes": "classes"}
+    alone = len(entries) == 1 and any(client.quality for client in everyone)
+    more_columns = MEASURES if alone else {}
     rows = []
     for client in everyone[:MOST_CLIENTS]:
         cells = [Cell(client.name, heading="row")]
@@ -180,13 +204,17 @@ def clients(entries: Sequence[Entry]) -> Table:
             cells.append(Cell(text, kind="n", sort=text))
         cells += [_number(getattr(client, name), 0) for name in counts.values()]
         for entry, of_entry in zip(entries, by_entry, strict=True):
-            value = of_entry[client.client].accuracy if client.client in of_entry else None
+            row = of_entry.get(client.client)
+            value = row.accuracy if row and measure == "accuracy" else None
+            if row and measure != "accuracy":
+                value = row.quality.get(measure)
             cells.append(_number(value, 2, index=entry.index))
+        cells += [_number(client.quality.get(name), 2) for name in more_columns.values()]
         rows.append(Row(cells))
     left = len(everyone) - MOST_CLIENTS
     more = f"{left} more clients are in the files clients.csv." if left > 0 else ""
-    head = _headings("client", [*texts, *counts, *entries])
-    return Table("every client", "sortable", [head], [rows], more)
+    head = _headings("client", [*texts, *counts, *entries, *more_columns])
+    return Table(f"{measure.replace('_', ' ')} of every client", "sortable", [head], [rows], more)
 
 
 def new_clients(entries: Sequence[Entry]) -> Table:

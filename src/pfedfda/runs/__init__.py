@@ -2,8 +2,9 @@
 
 from pfedfda.runs.accuracy import ACCURACIES, Accuracy
 from pfedfda.runs.class_counts import ClassCounts, read_class_counts, write_class_counts
-from pfedfda.runs.clients import Outcome, Roster
+from pfedfda.runs.clients import Mistake, Outcome, Roster
 from pfedfda.runs.engine_config import EngineConfig
+from pfedfda.runs.quality import QUALITIES, PooledCounts, PredictionCounts, Quality
 from pfedfda.runs.reader import (
     ClientRow,
     RunResult,
@@ -18,12 +19,17 @@ from pfedfda.runs.writer import RunWriter, make_folder, write_csv
 
 __all__ = [
     "ACCURACIES",
+    "QUALITIES",
     "Accuracy",
     "ClassCounts",
     "ClientRow",
     "ClientStates",
     "EngineConfig",
+    "Mistake",
     "Outcome",
+    "PooledCounts",
+    "PredictionCounts",
+    "Quality",
     "Roster",
     "RunResult",
     "RunWriter",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,20 @@ from numpy.typing import NDArray
 from pfedfda.data import Preprocessing
 from pfedfda.inputs import InputType
 from pfedfda.methods import Personal, Update
+from pfedfda.runs.quality import PredictionCounts
+
+
+class Mistake(NamedTuple):
+    """A test sample that a client's model takes for another class."""
+
+    sample: int
+    """Its number among the client's test samples."""
+    true: int
+    """Its class."""
+    predicted: int
+    """The class that the model takes it for."""
+    confidence: float
+    """The probability that the model gives to that class."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,13 @@ class Outcome:
         Correctly classified and all test samples, after evaluation.
     loss
         The sum of the cross-entropy over the test samples, after evaluation.
+    predictions
+        What the predictions on the test samples add up to, after evaluation.
+    mistakes
+        The most confident mistakes on the test samples. They stay on the machine of the client.
+    measures
+        What is left of the predictions once they were added to those of others: the client's own
+        numbers by column of ``clients.csv``.
     metrics
         Numbers about the client from the method.
     seconds
@@ -45,6 +66,9 @@ class Outcome:
     correct: int = 0
     tested: int = 0
     loss: float = 0.0
+    predictions: PredictionCounts | None = None
+    mistakes: tuple[Mistake, ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     bytes_down: int = 0
@@ -72,6 +96,10 @@ class Roster(Protocol):
     @property
     def client_names(self) -> list[str]:
         """The name of every client."""
+
+    @property
+    def client_noun(self) -> str:
+        """What to call one of them in a message."""
 
     @property
     def train_sizes(self) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 from pfedfda.models.factories import is_allowed, is_program, name_callable
 from pfedfda.runs.engine_config import EngineConfig
+from pfedfda.runs.output_config import OutputConfig as OutputConfig  # callers find it here too
 from pfedfda.runs.seeds import refuse_bad_seeds
 
 T = TypeVar("T")
@@ -110,31 +111,6 @@ class ScheduleConfig:
         if round_number == self.rounds:
             return True
         return self.eval_every > 0 and round_number % self.eval_every == 0
-
-
-@dataclass(frozen=True)
-class OutputConfig:
-    """Where the results go.
-
-    Parameters
-    ----------
-    output
-        The folder for runs.
-    name
-        The name of the run's folder in it; by default made from the source and the method, with a
-        number if there is one of that name already.
-    save_models
-        At the end, write the personal model of every client to the folder models of the run, as
-        'pfedfda export --all' does later.
-    """
-
-    output: Path = Path("runs")
-    name: str | None = None
-    save_models: bool = False
-
-    def __post_init__(self) -> None:
-        if self.name is not None and (Path(self.name).name != self.name or self.name in ("", "..")):
-            raise InputError(f"The name {self.name!r} is not a plain folder name.")
 
 
 @dataclass(frozen=True)
@@ -387,6 +363,8 @@ def write_config(config: Config) -> str:
             if value is not None:
                 lines.append(f"{f.name} = {_toml(value)}")
         lines.append("")
+    if lasting := config.output.lasting:
+        lines += ["[output]", *(f"{name} = {_toml(v)}" for name, v in lasting.items()), ""]
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ FAILURES = "failures.jsonl"
 CLIENTS = "clients.csv"
 NEW_CLIENTS = "new_clients.csv"
 SUMMARY = "summary.json"
+MISTAKES = "mistakes.json"
 FEDERATION = "federation.json"
 COMPARISON = "comparison.csv"
 SEEDS = "seeds.csv"
@@ -18,6 +19,7 @@ MANIFEST = "manifest.json"  # in the folder of the checkpoint
 
 LOGS = (METRICS, FAILURES)  # they grow by lines, and a checkpoint knows how long they were
 CLIENT_COLUMNS = ("client", "name", "train_samples", "test_samples", "classes", "accuracy")
+QUALITY_COLUMNS = ("balanced_accuracy", "nll", "brier", "ece")  # of a client, after its accuracy
 NEW_CLIENT_COLUMNS = ("client", "condition", "test_samples", "accuracy")
 TRAFFIC = ("bytes_up", "bytes_down")
 TRAFFIC_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")

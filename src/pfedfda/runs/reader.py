@@ -14,6 +14,7 @@ from pfedfda.errors import InputError, printable, quote
 from pfedfda.files import LARGE, csv_text, read_text, read_toml
 from pfedfda.inputs import read_inputs
 from pfedfda.runs.accuracy import ACCURACIES
+from pfedfda.runs.html import COLUMNS, results_html
 from pfedfda.runs.layout import (
     CHECKPOINT,
     CLIENTS,
@@ -21,12 +22,16 @@ from pfedfda.runs.layout import (
     MANIFEST,
     METRICS,
     NEW_CLIENTS,
+    QUALITY_COLUMNS,
     SUMMARY,
     TRAFFIC,
     TRAFFIC_PER_ROUND,
 )
+from pfedfda.runs.quality import PREDICTIONS, QUALITIES, Predictions, read_predictions
 
 LARGEST = 1e18  # more bytes or seconds than any run can have
+LARGEST_LOSS = 1e40  # beyond single precision, in which losses are computed
+LOSSES = ("test_loss", "nll")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ class ClientRow:
         Its test accuracy, None if it is not a number.
     betas
         The interpolation weights that the method reports, by the name of the column.
+    quality
+        Its other test results, such as ``balanced_accuracy`` and ``ece``, as far as they are there:
+        runs of earlier versions have none.
     """
 
     client: str
@@ -57,6 +65,7 @@ class ClientRow:
     domain: str
     accuracy: float | None
     betas: dict[str, float] = field(default_factory=dict)
+    quality: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,10 @@ class RunResult:
     def number(self, name: str) -> float | None:
         """Return a number of the summary, None if it is missing or undefined."""
         return as_number(self.summary.get(name), name, self.folder / SUMMARY)
+
+    def _repr_html_(self) -> str:
+        numbers = {name: self.number(name) for name in COLUMNS}
+        return results_html([(self.method, numbers)], self.folder)
 
     @property
     def status(self) -> str:
@@ -123,6 +136,16 @@ class RunResult:
     def clients(self) -> list[ClientRow]:
         """The clients after the last evaluation."""
         return read_clients(self.folder / CLIENTS)
+
+    @cached_property
+    def predictions(self) -> Predictions | None:
+        """What the predictions add up to, None for a run of an earlier version."""
+        tables = self._table(PREDICTIONS)
+        try:
+            return read_predictions(tables) if tables else None
+        except ValueError as error:
+            where = self.folder / SUMMARY
+            raise InputError(f"predictions in {where} cannot be read ({error}).") from error
 
     @cached_property
     def new_clients(self) -> dict[str, list[float]]:
@@ -178,9 +201,9 @@ def read_run(folder: Path) -> RunResult:
         only if there was one.
     """
     run = _read_summary(folder)
-    for name in (*ACCURACIES, *TRAFFIC, *TRAFFIC_PER_ROUND, "rounds"):
+    for name in (*ACCURACIES, *QUALITIES, "test_loss", *TRAFFIC, *TRAFFIC_PER_ROUND, "rounds"):
         run.number(name)
-    for read in ("seconds", "client_seconds", "machine", "config", "new_clients"):
+    for read in ("seconds", "client_seconds", "machine", "config", "new_clients", "predictions"):
         getattr(run, read)
     if "mean_accuracy" in run.summary:
         for name, content in ((METRICS, run.metrics), (CLIENTS, run.clients)):
@@ -261,7 +284,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if text.strip():
             where = f"Line {number} of {path}"
             line = _parse_object(text, where)
-            for name in ("round", "seconds", *TRAFFIC, *ACCURACIES):
+            for name in ("round", "seconds", *TRAFFIC, *ACCURACIES, *QUALITIES, "test_loss"):
                 as_number(line.get(name), name, where)
             if as_number(line.get("round"), "round", where) is None:
                 raise InputError(f"{where} does not say which round it is about.")
@@ -281,8 +304,9 @@ def as_number(value: Any, name: str, where: object) -> float | None:
         raise InputError(f"{name} in {where} is {quote(value)}; it must be a number.") from None
     if not math.isfinite(number):
         return None
-    if abs(number) > LARGEST:
-        raise InputError(f"{name} in {where} is {value!r}; it must not exceed {LARGEST:g}.")
+    largest = LARGEST_LOSS if name in LOSSES else LARGEST
+    if abs(number) > largest:
+        raise InputError(f"{name} in {where} is {value!r}; it must not exceed {largest:g}.")
     return number
 
 
@@ -333,6 +357,7 @@ def read_clients(path: Path) -> list[ClientRow]:
             for name in ("train_samples", "test_samples", "classes")
         }
         betas = {n: as_number(v, n, path) for n, v in row.items() if n.split("_")[0] == "beta"}
+        quality = {n: as_number(row.get(n), n, path) for n in QUALITY_COLUMNS}
         clients.append(
             ClientRow(
                 client=printable(row["client"]),
@@ -343,6 +368,7 @@ def read_clients(path: Path) -> list[ClientRow]:
                 domain=printable(row.get("domain", "")),
                 accuracy=values["accuracy"],
                 betas={name: value for name, value in betas.items() if value is not None},
+                quality={name: value for name, value in quality.items() if value is not None},
             )
         )
     return clients

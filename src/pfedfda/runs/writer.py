@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from pfedfda.data import Federation
 from pfedfda.errors import InputError
 from pfedfda.files import csv_cell, flush, json_text, make_folders, write_text
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.runs.checkpoint import Checkpoint, read_checkpoint, tidy, write_checkpoint
-from pfedfda.runs.clients import Outcome, Roster
-from pfedfda.runs.config import Config, OutputConfig, write_config
+from pfedfda.runs.clients import Mistake, Outcome, Roster
+from pfedfda.runs.config import Config, write_config
 from pfedfda.runs.layout import (
     CHECKPOINT,
     CLIENT_COLUMNS,
@@ -29,10 +30,14 @@ from pfedfda.runs.layout import (
     LOGS,
     MANIFEST,
     METRICS,
+    MISTAKES,
     NEW_CLIENT_COLUMNS,
     NEW_CLIENTS,
+    QUALITY_COLUMNS,
     SUMMARY,
 )
+from pfedfda.runs.mistakes import mistakes_text
+from pfedfda.runs.output_config import OutputConfig
 from pfedfda.runs.reader import RunResult, read_metrics, refuse_incomplete
 from pfedfda.runs.states import ClientStates
 from pfedfda.version import __version__
@@ -212,7 +217,7 @@ class RunWriter:
         extra = sorted({name for outcome in outcomes for name in outcome.metrics})
         known = federation.attributes
         *about, accuracy = CLIENT_COLUMNS
-        columns = [*about, *known, accuracy, *extra]
+        columns = [*about, *known, accuracy, *QUALITY_COLUMNS, *extra]
         rows = []
         for outcome in sorted(outcomes, key=lambda outcome: outcome.client_id):
             client = outcome.client_id
@@ -225,10 +230,18 @@ class RunWriter:
                     federation.classes_held(client),
                     *(values[client] for values in known.values()),
                     outcome.correct / outcome.tested,
+                    *(outcome.measures[name] for name in QUALITY_COLUMNS),
                     *(outcome.metrics.get(name, "") for name in extra),
                 ]
             )
         self._write_table(CLIENTS, columns, rows)
+
+    def write_mistakes(
+        self, federation: Federation, mistakes: Sequence[tuple[int, Mistake]]
+    ) -> None:
+        """Write ``mistakes.json``: the most confident mistakes of all clients with their images."""
+        write_text(self.folder / MISTAKES, mistakes_text(federation, mistakes), durable=False)
+        self.unflushed.add(MISTAKES)
 
     def write_new_clients(self, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
         """Write ``new_clients.csv``: the accuracy of each new client under each condition."""
