@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from pfedfda.gaussian import (
     GaussianStatistics,
     adapt,
+    adaptation,
     bayes_classifier,
     estimate_statistics,
     interpolate,
@@ -167,6 +168,41 @@ def measure(size: Size, repeats: int, all_classes: bool, reference: bool) -> lis
     return row
 
 
+def measure_wide(dimension: int, clients: int) -> list[str]:
+    """Time clients with few rows against many features, as with a frozen backbone."""
+    generator = torch.Generator().manual_seed(1)
+    size = Size(dimension, 10, 120, network=False)
+    features, labels, _, shared = synthetic_client(size, seed=1, all_classes=False)
+    features, labels = features[: size.images], labels[: size.images]
+    given = []
+    for _ in range(clients):
+        order = torch.randperm(size.images, generator=generator)
+        given.append((features[order], labels[order], shared))
+    square = torch.randn(dimension, dimension, dtype=torch.float64, generator=generator)
+    products = [milliseconds(lambda: square @ square) for _ in range(5)]
+    with_matrices = partial(adapt, *given[0], ridge=RIDGE)
+    rule, adaptation.is_low_rank = adaptation.is_low_rank, lambda *sizes: False
+    dense = median([milliseconds(with_matrices) for _ in range(3)])
+    adaptation.is_low_rank = rule
+    first = milliseconds(partial(adapt, *given[0], ridge=RIDGE))
+    others = median([milliseconds(partial(adapt, *one, ridge=RIDGE)) for one in given[1:]])
+    row = [str(dimension), str(size.images), f"{median(products):.1f}", f"{dense:.0f}"]
+    row += [f"{first:.0f}", f"{others:.1f}", f"{others / median(products):.2f}"]
+    return [*row, f"{(first + (clients - 1) * others) / 1e3:.1f}"]
+
+
+def print_wide(clients: int) -> None:
+    """Print the table of clients with few rows against many features."""
+    print(f"\nThe same without a network, {clients} clients one after the other: milliseconds of a")
+    print("product of two (d, d) matrices, of a client with matrices of its own, of the first")
+    print("client (the global covariance is decomposed), of others; seconds for all.")
+    header = ["d", "rows", "product", "matrices", "first", "others", "products", "all (s)"]
+    print("  ".join(f"{title:>10}" for title in header))
+    for dimension in (256, 512, 1280):
+        row = measure_wide(dimension, clients)
+        print("  ".join(f"{cell:>10}" for cell in row), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=11, help="runs of each part (median)")
@@ -176,9 +212,15 @@ def main() -> None:
     parser.add_argument(
         "--no-reference", action="store_true", help="leave out the slow reference solver"
     )
+    parser.add_argument(
+        "--only-wide", action="store_true", help="only few rows against many features"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if options.only_wide:
+        print_wide(clients=100)
+        return
     header = ["d", "classes", "images", "network", "estimates", "single β", "two β"]
     header += ["classifier", "personal", "all", "share", "β"]
     if not options.no_reference:
@@ -194,6 +236,7 @@ def main() -> None:
     for size in SIZES:
         row = measure(size, options.repeats, options.all_classes, not options.no_reference)
         print("  ".join(f"{cell:>10}" for cell in row), flush=True)
+    print_wide(clients=100)
 
 
 if __name__ == "__main__":

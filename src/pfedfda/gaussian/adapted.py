@@ -154,5 +154,7 @@ class Adaptation:
 def shrunk(covariance: Tensor, share: float) -> Tensor:
     """Replace a share of a covariance by a multiple of the identity with the same trace."""
     covariance = covariance.double()
+    if not share:
+        return covariance
     spherical = covariance.trace() / len(covariance) * torch.eye(len(covariance)).double()
     return (1 - share) * covariance + share * spherical
