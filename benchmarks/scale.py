@@ -28,9 +28,9 @@ from pfedfda.data.preparing import FORMAT
 from pfedfda.data.sources import Digits
 from pfedfda.data.store import is_intact, write_hashes
 from pfedfda.engine import LocalEngine
-from pfedfda.experiment.api import make_task
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.rounds import Run
+from pfedfda.experiment.start import make_task
 from pfedfda.machine import one_thread
 from pfedfda.methods import find_method
 from pfedfda.runs import EngineConfig, write_class_counts

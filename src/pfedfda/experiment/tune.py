@@ -8,15 +8,10 @@ from typing import Any
 from pfedfda.data import FederationConfig
 from pfedfda.engine import LocalEngine
 from pfedfda.errors import DivergedRunError, InputError, InterruptedRunError
-from pfedfda.experiment.api import (
-    instances,
-    prepare_run,
-    run_stem,
-    same_settings,
-    with_choices,
-)
+from pfedfda.experiment.api import instances, same_settings
 from pfedfda.experiment.observers import Observer, choose_observer
 from pfedfda.experiment.rounds import run_rounds
+from pfedfda.experiment.start import prepare_run, run_stem, with_choices
 from pfedfda.experiment.tuning import (
     MethodSearch,
     SearchPlan,

@@ -13,9 +13,9 @@ from pfedfda.data import Federation, prepare
 from pfedfda.data.hub import data_folder
 from pfedfda.engine import LocalEngine, Step
 from pfedfda.errors import InputError, InterruptedRunError, RunStoppedError
-from pfedfda.experiment.api import make_task
 from pfedfda.experiment.observers import Observer
 from pfedfda.experiment.rounds import draw_participants, run_rounds
+from pfedfda.experiment.start import make_task
 from pfedfda.files import inside, make_folders, refuse_link, refuse_links
 from pfedfda.machine import one_thread
 from pfedfda.paper.records import (
