@@ -5,6 +5,7 @@ import pytest
 from pfedfda.data import FEDERATIONS
 from pfedfda.errors import InputError
 from pfedfda.methods import all_methods, find_method
+from pfedfda.methods.base import BATCH_SIZE
 from pfedfda.paper import METHOD_SETTINGS, TABLES, federation_settings, table_settings
 from pfedfda.paper.settings import (
     COMMON,
@@ -34,6 +35,7 @@ def test_every_run_of_every_table_is_a_configuration(key: str, federation: str) 
 def test_the_defaults_of_training_are_the_papers() -> None:
     """Only the number of clients is left to the federation."""
     common = {name: value for name, value in COMMON.items() if name != "clients"}
+    assert common.pop("batch_size") == BATCH_SIZE  # the task's, where nothing else is said
     assert make_config({}, **common) == Config({})
 
 

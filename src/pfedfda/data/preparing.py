@@ -23,11 +23,11 @@ from pfedfda.data.federation import Federation, FederationConfig
 from pfedfda.data.hub import data_folder
 from pfedfda.data.preprocessing import Preprocessing
 from pfedfda.data.shift import Shift, assign_shift, frost_photos
-from pfedfda.data.sources import Dataset
+from pfedfda.data.sources import Dataset, Source
 from pfedfda.data.store import default_cache, is_intact, read_hashes, store
 from pfedfda.errors import InputError
 from pfedfda.files import read_text, reserve
-from pfedfda.models.backbones import open_backbone
+from pfedfda.models.backbones import Backbone, open_backbone
 from pfedfda.seeding import numpy_generator
 
 FORMAT = 5
@@ -86,16 +86,7 @@ def _prepare_features(
     device: torch.device,
 ) -> Federation:
     """Return the federation whose inputs are the features that a backbone makes of another's."""
-    assert config.backbone is not None
-    kind = raw.index["type"]
-    side = max(raw.input_shape[:2]) if kind == "uint8" else None
-    backbone = open_backbone(config.backbone, config.backbone_size, side)
-    wanted = {"images": "uint8", "texts": "text"}.get(backbone.takes, kind)
-    if kind != wanted:
-        found = {"uint8": "images", "text": "texts"}.get(kind, "numbers")
-        raise InputError(
-            f"The backbone {config.backbone} takes {backbone.takes}, and the inputs are {found}."
-        )
+    backbone = _backbone_for(config, raw)
     root = cache or default_cache()
     determined_by = {
         "format": FORMAT,
@@ -106,8 +97,7 @@ def _prepare_features(
     }
     if not config.standardize:
         determined_by["standardize"] = False
-    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
-    target = root / "federations" / key
+    target = root / "federations" / _key(determined_by)
     if is_intact(target):
         return Federation(target)
 
@@ -124,12 +114,7 @@ def _prepare_features(
         report,
         device,
     )
-    train = _training_slices(raw.train_sizes, raw.test_sizes)
-    if config.standardize:
-        mapping = fit_feature_map(features, train, config.feature_dims, config.feature_transform)
-    else:
-        unmoved, unscaled = np.zeros(features.shape[1]), np.ones(1)
-        mapping = FeatureMap(config.feature_transform, unmoved, None, unscaled)
+    mapping = _feature_map(config, features, raw)
     mapped = mapping(features)
     index = {
         **raw.index,
@@ -150,7 +135,7 @@ def _prepare_features(
         np.save(folder / "inputs.npy", mapped)
         np.save(folder / "labels.npy", raw.labels)
         Preprocessing(
-            kind,
+            raw.index["type"],
             raw.input_shape,
             raw.preprocessing.columns,
             config.backbone,
@@ -165,6 +150,32 @@ def _prepare_features(
     return Federation(target)
 
 
+def _backbone_for(config: FederationConfig, raw: Federation) -> Backbone:
+    """Return the backbone, or refuse inputs that it does not take."""
+    assert config.backbone is not None
+    kind = raw.index["type"]
+    side = max(raw.input_shape[:2]) if kind == "uint8" else None
+    backbone = open_backbone(config.backbone, config.backbone_size, side)
+    wanted = {"images": "uint8", "texts": "text"}.get(backbone.takes, kind)
+    if kind != wanted:
+        found = {"uint8": "images", "text": "texts"}.get(kind, "numbers")
+        raise InputError(
+            f"The backbone {config.backbone} takes {backbone.takes}, and the inputs are {found}."
+        )
+    return backbone
+
+
+def _feature_map(
+    config: FederationConfig, features: NDArray[np.float32], raw: Federation
+) -> FeatureMap:
+    """Return what is done to the backbone's features."""
+    if not config.standardize:
+        unmoved, unscaled = np.zeros(features.shape[1]), np.ones(1)
+        return FeatureMap(config.feature_transform, unmoved, None, unscaled)
+    train = _training_slices(raw.train_sizes, raw.test_sizes)
+    return fit_feature_map(features, train, config.feature_dims, config.feature_transform)
+
+
 def _prepare_inputs(
     config: FederationConfig, cache: Path | None, progress: PrepareProgress | None
 ) -> Federation:
@@ -172,31 +183,7 @@ def _prepare_inputs(
     given = {name: getattr(config, name) for name in SOURCE_OPTIONS}
     options = {name: value for name, value in given.items() if value not in (None, False)}
     source = open_source(config.source, config.image_size, config.data_dir, options)
-    of_source = (
-        *("source", "image_size", "data_dir", "shift_table"),
-        *SOURCE_OPTIONS,
-        *BACKBONE_SETTINGS,
-    )
-    settings = {name: v for name, v in asdict(config).items() if name not in of_source}
-    if not config.validation_share:  # federations from before there was validation stay valid
-        del settings["validation_share"]
-    if not _is_shifted(config):
-        del settings["shift_version"]
-    if config.standardize:
-        del settings["standardize"]
-    if config.train_samples is None:
-        del settings["train_samples"]
-    frost = _frost_folder(config)
-    determined_by = {
-        "format": FORMAT,
-        "source": source.key(),
-        "settings": settings,
-        "shift_table": _content(config.shift_table),
-        "frost": None if frost is None else sorted(f.name for f in frost.iterdir()),
-    }
-    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
-    root = cache or default_cache()
-    target = root / "federations" / key
+    target = (cache or default_cache()) / "federations" / _key(_determined_by(config, source))
     if is_intact(target):
         return Federation(target)
     if target.exists() and progress is not None:
@@ -213,40 +200,12 @@ def _prepare_inputs(
     names, parts, attributes = deal(config, dataset, report("drawing a partition"))
     order, train_sizes, test_sizes = split(config, parts)
     shifts = assign_shift(config.shift, config.shift_table, len(parts))
-    if shifts:
-        attributes["corruption"] = [
-            shifts[c].corruption if c in shifts else "" for c in range(len(parts))
-        ]
-        attributes["severity"] = [
-            shifts[c].severity if c in shifts else 0 for c in range(len(parts))
-        ]
-    index: dict[str, Any] = {
-        "format": FORMAT,
-        "config": {**asdict(config), "data_dir": None, "shift_table": None},
-        "shape": dataset.inputs.shape[1:],
-        "type": "text" if dataset.inputs.dtype.kind == "T" else str(dataset.inputs.dtype),
-        "class_names": dataset.class_names,
-        "names": names,
-        "train": train_sizes,
-        "test": test_sizes,
-        "attributes": attributes,
-    }
-
-    if dataset.left_out:
-        index["left_out"] = dataset.left_out
-    is_vector = dataset.inputs.dtype == np.float32 and dataset.inputs.ndim == 2
-    mapping = None
-    if config.standardize and is_vector:
-        ordered = dataset.inputs[order]
-        mapping = standardization(ordered, _training_slices(train_sizes, test_sizes))
-        dataset = replace(dataset, inputs=mapping(dataset.inputs))
-    preprocessing = Preprocessing(
-        index["type"],
-        dataset.inputs.shape[1:],
-        dataset.columns,
-        map=mapping,
-        text_column=config.text_column,
-    )
+    attributes |= _shift_attributes(shifts, len(parts))
+    index = _index(config, dataset, attributes)
+    index |= {"names": names, "train": train_sizes, "test": test_sizes}
+    preprocessing = _preprocessing(config, dataset, order, index)
+    if preprocessing.map is not None:
+        dataset = replace(dataset, inputs=preprocessing.map(dataset.inputs))
 
     def write(folder: Path) -> None:
         if index["type"] == "text":
@@ -263,6 +222,81 @@ def _prepare_inputs(
 
     store(target, write)
     return Federation(target)
+
+
+def _determined_by(config: FederationConfig, source: Source) -> dict[str, Any]:
+    """Return what determines the federation of the source's own inputs."""
+    of_source = (
+        *("source", "image_size", "data_dir", "shift_table"),
+        *SOURCE_OPTIONS,
+        *BACKBONE_SETTINGS,
+    )
+    settings = {name: v for name, v in asdict(config).items() if name not in of_source}
+    if not config.validation_share:  # federations from before there was validation stay valid
+        del settings["validation_share"]
+    if not _is_shifted(config):
+        del settings["shift_version"]
+    if config.standardize:
+        del settings["standardize"]
+    if config.train_samples is None:
+        del settings["train_samples"]
+    frost = _frost_folder(config)
+    return {
+        "format": FORMAT,
+        "source": source.key(),
+        "settings": settings,
+        "shift_table": _content(config.shift_table),
+        "frost": None if frost is None else sorted(f.name for f in frost.iterdir()),
+    }
+
+
+def _key(determined_by: dict[str, Any]) -> str:
+    """Return the name of a folder for what is determined so."""
+    return hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _shift_attributes(shifts: dict[int, Shift], clients: int) -> dict[str, list[Any]]:
+    """Return the corruption and severity of every client, if any client is corrupted."""
+    if not shifts:
+        return {}
+    return {
+        "corruption": [shifts[c].corruption if c in shifts else "" for c in range(clients)],
+        "severity": [shifts[c].severity if c in shifts else 0 for c in range(clients)],
+    }
+
+
+def _index(
+    config: FederationConfig, dataset: Dataset, attributes: dict[str, list[Any]]
+) -> dict[str, Any]:
+    """Return what ``index.json`` says, but for names and sizes of the clients."""
+    index: dict[str, Any] = {
+        "format": FORMAT,
+        "config": {**asdict(config), "data_dir": None, "shift_table": None},
+        "shape": dataset.inputs.shape[1:],
+        "type": "text" if dataset.inputs.dtype.kind == "T" else str(dataset.inputs.dtype),
+        "class_names": dataset.class_names,
+        "attributes": attributes,
+    }
+    if dataset.left_out:
+        index["left_out"] = dataset.left_out
+    return index
+
+
+def _preprocessing(
+    config: FederationConfig, dataset: Dataset, order: NDArray[np.int64], index: dict[str, Any]
+) -> Preprocessing:
+    """Return what is done to a sample: vectors are standardised, others stay as they are."""
+    mapping = None
+    if config.standardize and dataset.inputs.dtype == np.float32 and dataset.inputs.ndim == 2:
+        train = _training_slices(index["train"], index["test"])
+        mapping = standardization(dataset.inputs[order], train)
+    return Preprocessing(
+        index["type"],
+        dataset.inputs.shape[1:],
+        dataset.columns,
+        map=mapping,
+        text_column=config.text_column,
+    )
 
 
 def _training_slices(train_sizes: ArrayLike, test_sizes: ArrayLike) -> list[slice]:

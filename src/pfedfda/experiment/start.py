@@ -34,6 +34,7 @@ def with_choices(config: Config, observer: Observer) -> Config:
     federation = prepare(first.federation, progress=observer.preparing, device=config.engine.device)
     own = not is_published(config.federation.source)
     config, chosen = choose_settings(config, federation, own)
+    make_task(config, federation)  # refuses bad input before anything is said of it
     for line in filter(None, (chosen, suggest_backbone(config, federation) if own else "")):
         observer.say(line)
     return config

@@ -86,8 +86,8 @@ class RunResult:
 
     folder: Path
     method: str
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    summary: dict[str, Any] = field(repr=False)
+    metrics: list[dict[str, Any]] = field(repr=False)
 
     @property
     def mean_accuracy(self) -> float:
