@@ -20,6 +20,7 @@ from pfedfda.methods.closed_form import (
     first_moments,
     only_held,
     second_moments,
+    solved,
     without_unseen,
 )
 from pfedfda.methods.registry import register
@@ -94,7 +95,7 @@ class Fed3R(ClosedForm):
         gram, target = grams.sum(0), targets.sum(0)
         ridge = self.ridge or cross_validated_ridge(grams, targets)
         gram.diagonal().add_(ridge)
-        weights = torch.cholesky_solve(target, torch.linalg.cholesky(gram)).T
+        weights = solved(gram, target).T
         if self.normalize:
             lengths = weights.norm(dim=1, keepdim=True)
             weights = weights / torch.where(lengths > 0, lengths, 1.0)
