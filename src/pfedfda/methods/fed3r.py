@@ -43,8 +43,8 @@ class Fed3R(ClosedForm):
     folds
         Folds of the cross-validation.
     normalize
-        Divide each class's weights by their length, which makes up for rare classes, as the paper
-        does.
+        Divide each class's weights, and the constant with them, by the length of the weights alone,
+        which makes up for rare classes, as the authors' program does.
     classes
         What a client predicts: only classes of which it has training samples (own), or all.
     """
@@ -97,7 +97,7 @@ class Fed3R(ClosedForm):
         gram.diagonal().add_(ridge)
         weights = solved(gram, target).T
         if self.normalize:
-            lengths = weights.norm(dim=1, keepdim=True)
+            lengths = weights[:, :-1].norm(dim=1, keepdim=True)  # without the constant's
             weights = weights / torch.where(lengths > 0, lengths, 1.0)
         head = LinearClassifier(weights[:, :-1].contiguous(), weights[:, -1].contiguous())
         return without_unseen(head, total["counts"].sum(0))
