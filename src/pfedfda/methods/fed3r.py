@@ -54,7 +54,8 @@ class Fed3R(ClosedForm):
     paper: ClassVar[str] = "Fanì et al., ICML 2024"
     year: ClassVar[int] = 2024
     reveals: ClassVar[str] = (
-        "class counts, class means and second moments by fold; of few samples, their span"
+        "class counts, class means and second moments by fold; a class's only sample is its mean, "
+        "of few samples it is their span"
     )
 
     ridge: float = 0.0
