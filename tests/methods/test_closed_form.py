@@ -148,7 +148,7 @@ def test_fed3r_is_ridge_regression_of_all_samples(normalize: bool) -> None:
     oracle = Ridge(alpha=0.7, fit_intercept=False).fit(augmented, np.eye(CLASSES)[labels])
     weight = oracle.coef_
     if normalize:
-        weight = weight / np.linalg.norm(weight, axis=1, keepdims=True)
+        weight = weight / np.linalg.norm(weight[:, :-1], axis=1, keepdims=True)
     np.testing.assert_allclose(state["weight"], weight[:, :-1], rtol=0, atol=1e-8)
     np.testing.assert_allclose(state["bias"], weight[:, -1], rtol=0, atol=1e-8)
 
@@ -366,6 +366,38 @@ def test_impossible_moments_are_refused(name: str) -> None:
         squares[..., :] = pack_symmetric(-torch.eye(DIMENSION).double())
         wrong = update.tensors | {"squares": squares}
         assert "not positive semi-definite" in str(method.fault(replace(update, tensors=wrong)))
+
+
+@pytest.mark.parametrize("name", ["fedcgs", "fed3r"])
+def test_means_that_the_second_moments_rule_out_are_refused(name: str) -> None:
+    """Were they added up, no factor of Fed3R's matrix might exist, which would end the run."""
+    method = all_methods()[name]()
+    for client in make_clients():
+        update = method.train(client, {})
+        wrong = update.tensors | {"means": 10 * update.tensors["means"]}
+        assert "not positive semi-definite" in str(method.fault(replace(update, tensors=wrong)))
+
+
+@pytest.mark.parametrize("name", ["fedcgs", "fed3r"])
+def test_proper_moments_are_not_refused(name: str) -> None:
+    """Single samples, features without variance or far from zero, as many features as you like."""
+    method = all_methods()[name]()
+    rng = torch.Generator().manual_seed(0)
+    for offset in (0.0, 1e4):
+        for samples in (1, 2, 3, 40):
+            features = torch.randn(samples, 64, generator=rng).relu() + offset
+            features[:, 0] = 0.0
+            labels = torch.randint(CLASSES, (samples,), generator=rng)
+            assert method.fault(method.train(make_client(features, labels), {})) is None
+
+
+def test_a_ridge_lost_to_rounding_leaves_the_solution_of_least_norm() -> None:
+    features = torch.tensor([[1.0, 1.0], [3.0, 3.0], [-2.0, -2.0]])
+    clients = [make_client(f[None], torch.tensor([i % 2]), i) for i, f in enumerate(features)]
+    weight = play(Fed3R(ridge=1e-30, normalize=False), clients)["weight"]
+    augmented = np.column_stack([features, np.ones(3)])
+    expected = np.linalg.pinv(augmented) @ np.eye(2)[[0, 1, 0]]
+    np.testing.assert_allclose(weight[:2], expected[:2].T, rtol=0, atol=1e-8)
 
 
 def test_more_rounds_than_one_are_pointed_out(

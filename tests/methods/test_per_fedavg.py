@@ -3,11 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from pfedfda.errors import InputError
 from pfedfda.methods import Client, Tensors, to_input
 from pfedfda.methods.fedavg import FedAvg
 from pfedfda.methods.per_fedavg import PerFedAvg
+from pfedfda.models import ModelConfig
 from tests.methods.rounds import averaged, play_round, two_clients
 from tests.methods.steps import DECAY, LR, ONE_STEP, assert_close, gradient, random_weights
 from tests.methods.toy import TASK, make_client, parameters_of, same
@@ -25,6 +27,27 @@ def test_without_a_step_it_is_fedavg() -> None:
         state = method.aggregate(state, [ours])
     model = method.personalize(make_client(LABELS), state).model
     assert same({n: t.contiguous() for n, t in parameters_of(model).items()}, state)
+
+
+class Normed(nn.Module):
+    """Batch norm on pixels."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(shape[0])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.norm(images)[:, :, ::4, ::4].flatten(1)
+
+
+def test_without_a_step_the_averages_of_batch_norm_are_those_of_fedavg() -> None:
+    task = replace(TASK, model=ModelConfig("tests.methods.test_per_fedavg:Normed"))
+    ours, plain = (
+        method.train(make_client(LABELS, task=task), task.initial_tensors())
+        for method in (PerFedAvg(alpha=0.0), FedAvg())
+    )
+    assert "body.norm.num_batches_tracked" in plain.tensors
+    assert same(ours.tensors, plain.tensors)
 
 
 def test_a_round_by_hand() -> None:

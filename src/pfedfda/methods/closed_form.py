@@ -100,15 +100,17 @@ class ClosedForm(Method):
         return {"weight": head.weight, "bias": head.bias}
 
     def fault(self, update: Update) -> str | None:
-        """Refuse class counts and second moments that cannot be."""
-        counts = update.tensors["counts"]
+        """Refuse class counts, and moments that no samples can have together."""
+        counts, means = update.tensors["counts"], update.tensors["means"]
         squares = update.tensors.get("squares")
-        if squares is not None and not all(
-            is_positive_semidefinite(unpack_symmetric(one))
-            for one in squares.reshape(-1, squares.shape[-1])
-        ):
-            return "its second moments are not positive semi-definite"
-        return wrong_counts(counts, update.weight)
+        wrong = wrong_counts(counts, update.weight)
+        if wrong is None and squares is not None:
+            size, classes = means.shape[-1], counts.shape[-1]
+            parts = counts.reshape(-1, classes), means.reshape(-1, classes, size)
+            for part_of in zip(*parts, squares.reshape(-1, squares.shape[-1]), strict=True):
+                if not is_positive_semidefinite(joint_moments(*part_of)):
+                    return "its class means and second moments are not positive semi-definite"
+        return wrong
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the head with the bias of the client's own classes."""
@@ -144,6 +146,36 @@ def second_moments(features: Tensor) -> Tensor:
     """
     matrix = features.detach().cpu().double()
     return pack_symmetric(matrix.T @ matrix / max(len(matrix), 1))
+
+
+def joint_moments(counts: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+    """Return the second moments of features beside one-hot classes.
+
+    As those of any samples they are positive semi-definite. That says more than it does of the
+    features alone: large means have large squares.
+
+    Parameters
+    ----------
+    counts : Tensor of shape (C,)
+        Samples of each class.
+    means : Tensor of shape (C, d)
+        Class means of features.
+    squares : Tensor of shape (d (d + 1) / 2,)
+        The mean of zzᵀ, packed.
+    """
+    shares = counts.double() / counts.double().sum().clamp(min=1)
+    with_classes = shares[:, None] * means.double()
+    upper = torch.cat([unpack_symmetric(squares).double(), with_classes.T], dim=1)
+    return torch.cat([upper, torch.cat([with_classes, shares.diag()], dim=1)])
+
+
+def solved(gram: Tensor, target: Tensor) -> Tensor:
+    """Solve normal equations; where rounding leaves no inverse, with least norm."""
+    factor, info = torch.linalg.cholesky_ex(gram)
+    if int(info) == 0:
+        return torch.cholesky_solve(target, factor)
+    solution: Tensor = torch.linalg.lstsq(gram, target, driver="gelsd").solution
+    return solution
 
 
 def class_means(total: Tensors) -> tuple[Tensor, Tensor]:

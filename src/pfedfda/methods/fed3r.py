@@ -20,6 +20,7 @@ from pfedfda.methods.closed_form import (
     first_moments,
     only_held,
     second_moments,
+    solved,
     without_unseen,
 )
 from pfedfda.methods.registry import register
@@ -42,8 +43,8 @@ class Fed3R(ClosedForm):
     folds
         Folds of the cross-validation.
     normalize
-        Divide each class's weights by their length, which makes up for rare classes, as the paper
-        does.
+        Divide each class's weights, and the constant with them, by the length of the weights alone,
+        which makes up for rare classes, as the authors' program does.
     classes
         What a client predicts: only classes of which it has training samples (own), or all.
     """
@@ -53,7 +54,8 @@ class Fed3R(ClosedForm):
     paper: ClassVar[str] = "Fanì et al., ICML 2024"
     year: ClassVar[int] = 2024
     reveals: ClassVar[str] = (
-        "class counts, class means and second moments by fold; of few samples, their span"
+        "class counts, class means and second moments by fold; a class's only sample is its mean, "
+        "of few samples it is their span"
     )
 
     ridge: float = 0.0
@@ -94,9 +96,9 @@ class Fed3R(ClosedForm):
         gram, target = grams.sum(0), targets.sum(0)
         ridge = self.ridge or cross_validated_ridge(grams, targets)
         gram.diagonal().add_(ridge)
-        weights = torch.cholesky_solve(target, torch.linalg.cholesky(gram)).T
+        weights = solved(gram, target).T
         if self.normalize:
-            lengths = weights.norm(dim=1, keepdim=True)
+            lengths = weights[:, :-1].norm(dim=1, keepdim=True)  # without the constant's
             weights = weights / torch.where(lengths > 0, lengths, 1.0)
         head = LinearClassifier(weights[:, :-1].contiguous(), weights[:, -1].contiguous())
         return without_unseen(head, total["counts"].sum(0))

@@ -26,8 +26,8 @@ class FedAS(FedPer):
     """A shared body and own heads; the received body first learns the client's own prototypes.
 
     The prototypes are the client's class means of features under the body that it trained last. The
-    server weights the bodies by the trace of the clients' Fisher information, so as to keep back
-    those of clients that have learned little.
+    server weights the bodies by the trace of the clients' Fisher information, in which the
+    paper sees how much a client has learned.
 
     Parameters
     ----------

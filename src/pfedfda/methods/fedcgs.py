@@ -58,7 +58,8 @@ class FedCGS(ClosedForm):
     paper: ClassVar[str] = "Guan et al., AAAI 2025"
     year: ClassVar[int] = 2025
     reveals: ClassVar[str] = (
-        "class counts, class means and second moments; of few samples, their span"
+        "class counts, class means and second moments; a class's only sample is its mean, "
+        "of few samples it is their span"
     )
 
     priors: Literal["client", "global", "uniform"] = "client"

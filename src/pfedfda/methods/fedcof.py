@@ -21,6 +21,7 @@ from pfedfda.methods.closed_form import (
     ClosedForm,
     first_moments,
     only_held,
+    solved,
     without_unseen,
 )
 from pfedfda.methods.registry import register
@@ -101,8 +102,7 @@ class FedCOF(ClosedForm):
 
     def head(self, total: Tensors) -> LinearClassifier:
         """Solve the ridge regression of one-hot classes on the features."""
-        factor = torch.linalg.cholesky(total["squares"])
-        weights = torch.cholesky_solve(total["sums"].T, factor).T.contiguous()
+        weights = solved(total["squares"], total["sums"].T).T.contiguous()
         if self.normalize:
             lengths = weights.norm(dim=1, keepdim=True)
             weights = weights / torch.where(lengths > 0, lengths, 1.0)

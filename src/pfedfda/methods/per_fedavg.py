@@ -69,7 +69,10 @@ class PerFedAvg(FedAvg):
         def loss(batch: Batch) -> Tensor:
             w = {name: p for name, p in model.named_parameters() if p.requires_grad}
             first = _random_samples(client, len(batch.labels), generator)
-            before = F.cross_entropy(model(to_input(first.inputs)), first.labels)
+            # Averages of batch norm follow the second batches alone, as in FedAvg.
+            averages = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            logits = functional_call(model, averages, (to_input(first.inputs),))
+            before = F.cross_entropy(logits, first.labels)
             # Without a graph of their own these gradients are constants: the first-order variant.
             gradients = torch.autograd.grad(before, list(w.values()))
             stepped = {
