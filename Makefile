@@ -13,7 +13,7 @@ help:
 	@echo "make clean    remove .venv and the caches of the tools"
 
 demo: .venv/core
-	$(BIN)/pfedfda compare --config examples/demo.toml
+	$(BIN)/pfedfda compare --demo
 
 test: .venv/dev
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
