@@ -120,9 +120,9 @@ def test_the_example_method_is_what_it_says(myprox: Path, tmp_path: Path) -> Non
 
 
 def test_readme_python_runs(tmp_path: Path) -> None:
-    """The three lines of the README, in a script without any guard, made shorter."""
-    blocks = python_blocks(ROOT / "README.md")
-    assert blocks
+    """The lines of the README and of the first steps, without any guard, made shorter."""
+    blocks = [b for p in ("README.md", "docs/start.md") for b in python_blocks(ROOT / p)]
+    assert len(blocks) == 2
     for number, block in enumerate(blocks):
         shorter = re.sub(r"rounds=\d+", "rounds=1", block)
         assert shorter != block
