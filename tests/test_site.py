@@ -100,11 +100,13 @@ def test_the_search_works_from_disk(site: Path) -> None:
     done = subprocess.run(
         [
             str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu",
-            "--allow-file-access-from-files", "--virtual-time-budget=10000", "--dump-dom",
+            "--virtual-time-budget=10000", "--dump-dom",
             f"{(site / 'index.html').as_uri()}?q=shrinkage",
         ],
         capture_output=True,
         text=True,
         timeout=120,
     )  # fmt: skip
-    assert re.search(r"\d+ matching documents?", done.stdout)
+    found = re.search(r'class="md-search-result__meta">([^<]*)<', done.stdout)
+    assert found
+    assert re.fullmatch(r"\s*\d+ matching documents?\s*", found[1])
