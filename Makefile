@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow lint format docs clean
 
 help:
 	@echo "make demo     compare twelve methods on a federation of handwritten digits (a minute or two)"
@@ -10,10 +10,11 @@ help:
 	@echo "make test-slow  run the tests that take minutes: a federation of real processes"
 	@echo "make lint     check style and types"
 	@echo "make format   rewrite the code in the project's style"
+	@echo "make docs     build the documentation as a site in site/"
 	@echo "make clean    remove .venv and the caches of the tools"
 
 demo: .venv/core
-	$(BIN)/pfedfda compare --config examples/demo.toml
+	$(BIN)/pfedfda compare --demo
 
 test: .venv/dev
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile
@@ -30,8 +31,13 @@ format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Material for MkDocs would speak of its successor.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # PIP_CONSTRAINT holds in the build environment of the package too, where -c does not reach.
 .venv/core: pyproject.toml constraints.txt
@@ -42,4 +48,8 @@ clean:
 
 .venv/dev: .venv/core
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/docs: .venv/core
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

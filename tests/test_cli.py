@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 
 import pfedfda
 from pfedfda.cli import COMMANDS, main
+from pfedfda.cli.compare import DEMO
 from pfedfda.experiment import load_run
 from pfedfda.runs.config import read_config
 from tests.conftest import write_image
@@ -102,6 +104,20 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{summary['mean_accuracy']:.3f}" in out
 
 
+def test_the_demo_needs_no_file_and_other_options_override_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "--demo", "--methods", "local", "fedavg", "--rounds", "1", "--workers", "0"]
+    assert main([*words, "--quiet"]) == 0
+    config = read_config(Path(capsys.readouterr().out.strip()) / "config.toml")
+    demo = read_config(DEMO)
+    assert config.federation == demo.federation
+    assert config.training == demo.training
+    assert config.schedule == dataclasses.replace(demo.schedule, rounds=1)
+    assert list(config.methods) == ["local", "fedavg"]
+
+
 def test_a_method_that_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "--methods", "pfedme", "local", "--pfedme.personal-lr", "1e6"]
     words += ["--train-fraction", "0.1", "--epochs", "1", "--rounds", "1", "--workers", "0"]
@@ -162,6 +178,8 @@ BAD_INPUT = [
     (["run", "--alhpa", "1"], "Unknown option '--alhpa'"),
     (["run", "--config", "bad.toml"], "Unknown field in [federation]: 'alhpa'"),
     (["run", "--config", "absent.toml"], "There is no configuration file"),
+    (["compare", "--demo", "--config", "two.toml"], "--demo and --config both name settings"),
+    (["run", "--demo"], "Unknown option '--demo'"),
     (["run", "--alpha", "0"], "alpha is 0.0"),
     (["run", "--alpha", "-1"], "alpha is -1.0"),
     (["run", "--alpha", "much"], "--alpha: 'much' is not a number."),

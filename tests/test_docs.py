@@ -12,10 +12,12 @@ import torch
 
 from pfedfda import FederationConfig, run
 from pfedfda.cli import COMMANDS, main, parsing
+from pfedfda.cli.compare import DEMO
 from pfedfda.cli.run_options import SettingsCommand
 from pfedfda.data import prepare
 from pfedfda.experiment import Config
 from pfedfda.methods import find_method
+from pfedfda.runs.config import read_config
 from tests.conftest import write_image
 from tests.experiment.files import final_state
 from tests.methods.toy import TASK, make_client, same
@@ -118,9 +120,9 @@ def test_the_example_method_is_what_it_says(myprox: Path, tmp_path: Path) -> Non
 
 
 def test_readme_python_runs(tmp_path: Path) -> None:
-    """The three lines of the README, in a script without any guard, made shorter."""
-    blocks = python_blocks(ROOT / "README.md")
-    assert blocks
+    """The lines of the README and of the first steps, without any guard, made shorter."""
+    blocks = [b for p in ("README.md", "docs/start.md") for b in python_blocks(ROOT / p)]
+    assert len(blocks) == 2
     for number, block in enumerate(blocks):
         shorter = re.sub(r"rounds=\d+", "rounds=1", block)
         assert shorter != block
@@ -283,9 +285,7 @@ def test_the_page_of_results_says_what_the_results_say() -> None:
 
 def test_demo_configuration_is_quick_enough_to_be_one(tmp_path: Path) -> None:
     """The demo's federation exists and has the many small clients it promises."""
-    from pfedfda.runs.config import read_config
-
-    config = read_config(ROOT / "examples" / "demo.toml")
+    config = read_config(DEMO)
     federation = prepare(config.federation, cache=tmp_path)
     assert len(federation) >= 40
     assert federation.train_sizes.max() < 50

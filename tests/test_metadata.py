@@ -70,7 +70,8 @@ def test_the_changelog_and_the_guide_name_what_there_is() -> None:
         assert (ROOT / path).exists(), path
     packages = {path.parent.name for path in (ROOT / "src/pfedfda").glob("*/__init__.py")}
     assert packages == set(re.findall(r"^\| `src/pfedfda/(\w+)`", guide, re.MULTILINE))
-    for target in re.findall(r"\]\(([\w/.-]+)\)", guide + changelog):
+    security = (ROOT / "SECURITY.md").read_text()
+    for target in re.findall(r"\]\(([\w/.-]+)(?:#[\w-]+)?\)", guide + changelog + security):
         assert (ROOT / target).exists(), target
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make ([\w-]+)", guide, re.MULTILINE):

@@ -1,6 +1,6 @@
 """Write the table of docs/results.md about the predictions of all methods on the demo.
 
-    pfedfda compare --config examples/demo.toml
+    pfedfda compare --demo
     python tools/write_quality.py runs/digits-compare
 
 The numbers are kept in results/demo-quality.csv; without an argument the page is written from it.

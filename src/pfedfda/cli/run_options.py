@@ -60,6 +60,11 @@ class SettingsCommand:
     def asked(self) -> list[str]:
         """The methods that were asked for."""
 
+    @property
+    def config_file(self) -> Path | None:
+        """The configuration file to start from."""
+        return self.config
+
     def settings(self) -> Config:
         """Return the configuration: the defaults, changed by the options."""
         methods = {
@@ -128,8 +133,8 @@ def _defaults(start: SettingsCommand) -> Config:
     # A file of settings may name a method's file only after the user has.
     files = {name: find_method(name) for name in asked if name.endswith(".py")}
     config = Config({})
-    if start.config is not None:
-        config = read_config(start.config)
+    if start.config_file is not None:
+        config = read_config(start.config_file)
     if start.resume is not None:
         config = resumed_config(start.name, start.resume)
     if start.federation_name is not None:
