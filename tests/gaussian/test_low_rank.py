@@ -116,6 +116,24 @@ def test_everything_that_a_client_obtains_is_the_same(dimension, monkeypatch):
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
 
 
+def test_other_priors_and_means_are_checked_as_with_a_matrix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = make_client(0, dimension=256, classes=3, samples=30)
+    arguments = (client.features, client.labels, client.shared)
+    one, other = adapt(*arguments), densely(monkeypatch, adapt, *arguments)
+    assert isinstance(one.fit, LowRankFit)
+    for adapted in (one, other):
+        for priors in (torch.tensor([1.0, -1.0, 3.0]), torch.zeros(3)):
+            with pytest.raises(ValueError, match="priors range from"):
+                adapted.solve(priors)
+        with pytest.raises(ValueError, match="priors has shape"):
+            adapted.solve(torch.ones(2))
+    single = client.shared.means.float()
+    first, second = (a.solve(torch.ones(3), means=single).weight for a in (one, other))
+    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("how", ["none", Betas(0.3, 0.7), Betas(0.0, 0.0), Betas(1.0, 1.0)])
 @pytest.mark.parametrize("samples", [1, 3, 40])
 def test_a_given_beta_is_used(how, samples, monkeypatch):

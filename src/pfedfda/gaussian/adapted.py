@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pfedfda.gaussian._checks import checked_means, checked_priors
 from pfedfda.gaussian.classifier import LinearClassifier, bayes_classifier
 from pfedfda.gaussian.low_rank import LowRankStatistics
 from pfedfda.gaussian.statistics import GaussianStatistics
@@ -99,7 +100,9 @@ class LowRankFit:
 
     def classifier(self, priors: Tensor, means: Tensor, shrinkage: float) -> LinearClassifier:
         """Solve by Woodbury's identity."""
-        return self.mixed.classifier(priors / priors.sum(), means, shrinkage)
+        classes, dimension = self.mixed.means.shape
+        given = checked_means(means, classes, dimension, "means")
+        return self.mixed.classifier(checked_priors(priors, classes), given, shrinkage)
 
 
 @dataclass(frozen=True, eq=False)
