@@ -38,8 +38,8 @@ print(pfedfda.compare(["local", "fedavg", "pfedfda"], federation, rounds=10))
 #
 # A pretrained network turns every input into features once; then only a classifier is left, and
 # pFedFDA needs one round. A function returns the network and what prepares images for it. Here it
-# is a stand-in with random weights, so that nothing is downloaded; put your own in its place, or name
-# `backbone="efficientnet-lite0"` (`pip install 'pfedfda[backbones]'`).
+# is a stand-in with random weights, so that nothing is downloaded; put your own in its place, or
+# name `backbone="efficientnet-lite0"` (`pip install 'pfedfda[backbones]'`).
 
 
 # %%
