@@ -1,6 +1,7 @@
 """``pfedfda federate init``, and the example that uses it."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -65,6 +66,27 @@ def test_the_superlink_is_never_bound_to_a_network() -> None:
     for command in commands:
         assert "--host 127.0.0.1 " in command
     assert "listen 127.0.0.1:8443 ssl;" in (TEMPLATE / "nginx.conf").read_text()
+
+
+def test_in_containers_the_proxy_alone_is_published() -> None:
+    yaml = pytest.importorskip("yaml")
+    folder = EXAMPLE.parent / "docker"
+    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    superlink, proxy = services.pop("superlink"), services.pop("proxy")
+    assert {"--host=127.0.0.1", "--enable-supernode-auth"} <= set(superlink["command"])
+    assert superlink["ports"] == ["8443:8443"]
+    assert proxy["network_mode"] == "service:superlink"
+    made = (folder / "prepare.sh").read_text()
+    (old, new) = re.findall(r"s/(listen [^/]*)/(listen [^/]*)/", made)[0]
+    assert (TEMPLATE / "nginx.conf").read_text().count(f"{old};") == 1
+    assert new == "listen 8443 ssl"
+    assert len(services) == 3
+    for name, site in services.items():
+        assert "ports" not in site
+        assert "--superlink=superlink:8443" in site["entrypoint"]
+        own = (f"./federation/{name}:/site:ro", f"./federation/state/{name}:/state")
+        assert tuple(site["volumes"]) == own  # no site sees another's files
+        assert f'name="{name}"' in site["command"][0]
 
 
 def test_the_settings_of_the_project_are_settings_of_ours() -> None:
