@@ -11,6 +11,7 @@ import pfedfda
 from pfedfda.data import Federation, FederationConfig, federation_from_arrays, prepare
 from pfedfda.errors import InputError
 from tests.data import wine
+from tests.models.tiny_backbones import numbers
 
 TEXTS = ['one, "two"', "three\nfour", "five\r\nsix", " seven ", "acht \u00e9", "=1+1"]
 
@@ -148,3 +149,8 @@ def test_a_run_of_arrays(tmp_path: Path) -> None:
         output=tmp_path, quiet=True,
     )  # fmt: skip
     assert result.mean_accuracy > 0.9  # a linear classifier gets 0.98 of the wines right
+
+
+def test_a_backbone_may_be_a_function() -> None:
+    federation = prepare(federation_from_arrays(wine.X, wine.Y, clients=4, backbone=numbers))
+    assert federation.input_shape == (7,)

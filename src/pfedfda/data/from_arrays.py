@@ -13,6 +13,7 @@ from pfedfda.data.federation import FederationConfig
 from pfedfda.data.store import default_cache
 from pfedfda.errors import InputError
 from pfedfda.files import make_folders
+from pfedfda.models.factories import name_callable
 
 
 def federation_from_arrays(
@@ -49,6 +50,8 @@ def federation_from_arrays(
     >>> federation.clients
     5
     """
+    if callable(settings.get("backbone")):
+        settings["backbone"] = name_callable(settings["backbone"])
     inputs = _array(X, "X")
     if inputs.dtype.kind in "OT" and all(isinstance(text, str) for text in inputs.ravel()):
         inputs = inputs.astype(np.str_)
