@@ -35,6 +35,7 @@ from pfedfda.methods.base import (
     part,
     wrong_counts,
 )
+from pfedfda.methods.generative import put_head
 from pfedfda.methods.training import extract_features
 
 # Added to a client's class shares, so that a class it has not seen stays possible.
@@ -125,10 +126,7 @@ class ClosedForm(Method):
 
 def _with_head(client: Client, message: Tensors, added: Tensor) -> nn.Module:
     load(client.model, part(client.task.initial_tensors(), "body"))
-    with torch.no_grad():
-        # Single precision first: not every device has double.
-        client.model.head.weight.copy_(message["weight"].float())
-        client.model.head.bias.copy_((message["bias"] + added).float())
+    put_head(client.model, LinearClassifier(message["weight"], message["bias"] + added))
     return client.model
 
 

@@ -31,7 +31,6 @@ from pfedfda.gaussian import (
     Adaptation,
     Betas,
     GaussianStatistics,
-    LinearClassifier,
     adapt,
     bayes_classifier,
     estimate_statistics,
@@ -53,6 +52,7 @@ from pfedfda.methods.base import (
     part,
     wrong_counts,
 )
+from pfedfda.methods.generative import pack_statistics, put_head, unpack_statistics
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Choices, Search
 from pfedfda.methods.training import Batch, extract_features, sgd
@@ -190,7 +190,7 @@ class PFedFDA(Method):
 
     def train(self, client: Client, message: Tensors) -> Update:
         """Train the body against the global classifier, then estimate (lines 6 to 12)."""
-        shared = _statistics_of(message)
+        shared = unpack_statistics(message)
         self._load(client.model, message, shared, self._priors(client))
         features, loss = self._train_body(client)
         send = self._send_estimate if self.statistics == "pooled" else self._send_interpolated
@@ -207,11 +207,13 @@ class PFedFDA(Method):
         adaptation = self._adapt(client, features, shared)
         betas, mixed = adaptation.betas, adaptation.statistics
         body = part(model_tensors(client.model), "body")
-        client.state = _packed(mixed) | {"betas": torch.tensor([betas.means, betas.covariance])}
+        client.state = pack_statistics(mixed) | {
+            "betas": torch.tensor([betas.means, betas.covariance])
+        }
         if self.personal == "stored":
             client.state |= body
         metrics |= self._metrics(betas)
-        return Update(body | _packed(mixed), client.num_samples, metrics)
+        return Update(body | pack_statistics(mixed), client.num_samples, metrics)
 
     def _send_estimate(
         self,
@@ -225,7 +227,7 @@ class PFedFDA(Method):
             estimate = self._estimate(features, shared)
             counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
         body = part(model_tensors(client.model), "body")
-        sent = body | _packed(estimate) | {"counts": counts.float()}
+        sent = body | pack_statistics(estimate) | {"counts": counts.float()}
         return Update(sent, client.num_samples, metrics)
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
@@ -298,10 +300,10 @@ class PFedFDA(Method):
         """Use the client's own Gaussians; without stored ones make them (lines 8 to 11)."""
         if self.personal == "stored" and client.state:
             betas = Betas(*client.state["betas"].tolist())
-            mixed = _statistics_of(client.state)
+            mixed = unpack_statistics(client.state)
             self._load(client.model, client.state, mixed, self._priors(client))
             return Personal(client.model, self._metrics(betas))
-        shared = _statistics_of(message)
+        shared = unpack_statistics(message)
         load(client.model, part(message, "body"))
         features = self._extract(client)
         adaptation = self._adapt(client, features, shared)
@@ -312,12 +314,13 @@ class PFedFDA(Method):
             means = torch.where(rare, shared.means.to(means), means)
         with client.timer("interpolation"):
             classifier = adaptation.solve(self._priors(client), means, self.shrinkage)
-        _put(client.model, message, classifier)
+        load(client.model, part(message, "body"))
+        put_head(client.model, classifier)
         return Personal(client.model, self._metrics(adaptation.betas))
 
     def shared_model(self, client: Client, message: Tensors) -> nn.Module:
         """Return the global classifier, with all classes equally likely."""
-        shared = _statistics_of(message)
+        shared = unpack_statistics(message)
         self._load(client.model, message, shared, torch.ones(len(shared.means)))
         return client.model
 
@@ -380,7 +383,8 @@ class PFedFDA(Method):
     ) -> None:
         """Put a body and the Bayes classifier of the statistics into a model."""
         covariance = shrunk(statistics.covariance, self.shrinkage)
-        _put(model, tensors, bayes_classifier(replace(statistics, covariance=covariance), priors))
+        load(model, part(tensors, "body"))
+        put_head(model, bayes_classifier(replace(statistics, covariance=covariance), priors))
 
     def _priors(self, client: Client) -> Tensor:
         """Return the client's class shares, smoothed."""
@@ -391,24 +395,3 @@ class PFedFDA(Method):
         if self.betas == "multiple":
             return {"beta": betas.means, "beta_covariance": betas.covariance}
         return {"beta": betas.means}
-
-
-def _put(model: Model, tensors: Tensors, classifier: LinearClassifier) -> None:
-    """Put a body and a classifier into a model."""
-    load(model, part(tensors, "body"))
-    with torch.no_grad():
-        # Single precision first: not every device has double.
-        model.head.weight.copy_(classifier.weight.float())
-        model.head.bias.copy_(classifier.bias.float())
-
-
-def _packed(statistics: GaussianStatistics) -> Tensors:
-    """Return statistics as they travel: the covariance as its upper triangle."""
-    return {
-        "means": statistics.means.float().contiguous(),
-        "covariance": pack_symmetric(statistics.covariance).float(),
-    }
-
-
-def _statistics_of(tensors: Tensors) -> GaussianStatistics:
-    return GaussianStatistics(tensors["means"], unpack_symmetric(tensors["covariance"]))
