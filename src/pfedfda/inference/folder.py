@@ -72,11 +72,15 @@ def load_model(
         not run a program by itself, so it is named here again.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"There is no folder {folder} with a model.")
     if not (folder / DESCRIPTION).exists() and (folder / "checkpoint").is_dir():
         raise InputError(
             f"{folder} is a run and not a model: take one out with 'pfedfda export {folder} "
             f"--client NAME'."
         )
+    if not (folder / DESCRIPTION).exists():
+        raise InputError(f"{folder} does not hold a model: it has no {DESCRIPTION}.")
     preprocessing = Preprocessing.read(folder)
     if backbone is not None and preprocessing is not None and preprocessing.backbone is not None:
         preprocessing = replace(preprocessing, backbone=_named(backbone))
