@@ -229,3 +229,16 @@ def test_damaged_numbers_are_refused(finished: Path, tmp_path: Path) -> None:
         assert is_refused(Preprocessing.read, tmp_path)
     (tmp_path / "preprocessing.safetensors").unlink()
     assert is_refused(Preprocessing.read, tmp_path)
+
+
+def test_a_run_over_sites_that_prepared_numbers_themselves_takes_no_newcomers(
+    finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for file in run.glob("preprocessing.*"):
+        file.unlink()
+    (run / "roster.json").write_text("{}")
+    source = wine.write_csv(tmp_path / "n.csv", wine.columns())
+    with pytest.raises(InputError, match="does not know how its sites prepared their samples"):
+        pfedfda.personalize(run, str(source))

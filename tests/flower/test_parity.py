@@ -9,7 +9,6 @@ import torch
 
 import pfedfda
 from pfedfda.experiment.observers import Observer
-from pfedfda.experiment.personal import load_finished
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
 
@@ -17,6 +16,7 @@ from pfedfda.flower.app_settings import read_run_config
 from pfedfda.flower.client_app import app
 from pfedfda.flower.server_app import serve
 from tests.data import wine
+from tests.experiment.files import final_state
 from tests.flower.grids import FakeGrid
 
 SETTINGS: dict[str, Any] = {
@@ -55,8 +55,8 @@ def check_parity(method: str, tmp_path: Path, **settings: Any) -> None:
     local = pfedfda.run(method, output=tmp_path, name="local", workers=0, quiet=True, **settings)
     flower = on_flower(tmp_path, method, **settings)
 
-    expected = load_finished(local.folder).state
-    found = load_finished(flower.folder).state
+    expected = final_state(local.folder)
+    found = final_state(flower.folder)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name

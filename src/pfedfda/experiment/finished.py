@@ -16,7 +16,7 @@ from pfedfda.methods.base import load, part
 from pfedfda.models import Model
 from pfedfda.runs.checkpoint import read_checkpoint
 from pfedfda.runs.config import Config, read_config
-from pfedfda.runs.layout import CHECKPOINT, COMPARISON, CONFIG
+from pfedfda.runs.layout import CHECKPOINT, COMPARISON, CONFIG, ROSTER
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,13 @@ def load_finished(run: Path) -> FinishedRun:
         raise InputError(f"{run / 'config.toml'} has {len(config.methods)} methods instead of one.")
     (method,) = config.methods.values()
     task = config.task(input_shape, len(class_names), num_clients, input_type)
-    preprocessing = Preprocessing.read(run) or Preprocessing(input_type, input_shape)
+    preprocessing = Preprocessing.read(run)
+    if preprocessing is None and input_type != "uint8" and (run / ROSTER).exists():
+        raise InputError(
+            f"The run in {run} does not know how its sites prepared their samples: use the models "
+            f"that they have written."
+        )
+    preprocessing = preprocessing or Preprocessing(input_type, input_shape)
     finished = FinishedRun(
         run,
         config,

@@ -18,8 +18,7 @@ from pfedfda.flower.messages import description_settings, read_description
 from pfedfda.flower.site import Description
 from pfedfda.flower.wire import MalformedError
 from pfedfda.inputs import InputType, describe_inputs
-
-FILE = "roster.json"
+from pfedfda.runs.layout import ROSTER
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class SiteRoster:
     def write(self, folder: Path) -> None:
         """Write the roster to the folder of its run."""
         content = asdict(self) | {"sites": [description_settings(site) for site in self.sites]}
-        write_text(folder / FILE, json_text(content, indent=2) + "\n")
+        write_text(folder / ROSTER, json_text(content, indent=2) + "\n")
 
 
 def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) -> SiteRoster:
@@ -152,7 +151,7 @@ def agree(sites: Iterable[Description], class_names: Sequence[str], run: str) ->
 def read_roster(folder: Path) -> SiteRoster:
     """Read the roster of a run that is to go on."""
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        content = json.loads((folder / ROSTER).read_text(encoding="utf-8"))
         return SiteRoster(
             tuple(read_description(site) for site in content["sites"]),
             tuple(content["class_names"]),

@@ -15,6 +15,7 @@ TRIALS = "trials.jsonl"
 SEARCH = "search.json"  # what a search was asked for
 TUNING = "tuning.csv"  # what came out of it
 CHECKPOINT = "checkpoint"
+ROSTER = "roster.json"  # of a run over sites
 MANIFEST = "manifest.json"  # in the folder of the checkpoint
 
 LOGS = (METRICS, FAILURES)  # they grow by lines, and a checkpoint knows how long they were
