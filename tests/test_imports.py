@@ -13,7 +13,7 @@ ORDER = (
     {"methods"},
     {"inference"},  # models in use; it knows no runs
     {"runs"},  # what a run is on disk; it knows no engine
-    {"engine"},
+    {"aggregation", "engine"},
     {"experiment"},
     {"report", "flower"},
     {"paper"},

@@ -20,7 +20,7 @@ def test_a_site_gets_the_configuration_that_the_server_has(method: str) -> None:
     ).config
     back = from_settings(to_settings(config))
     assert back.methods == config.methods
-    for group in ("federation", "model", "training", "schedule"):
+    for group in ("federation", "model", "training", "schedule", "aggregation"):
         assert getattr(back, group) == getattr(config, group)
     assert back.training.lr == 1.0
     assert back.federation.data_dir == Path("/data")

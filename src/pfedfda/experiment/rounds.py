@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from pfedfda.aggregation import choose_aggregation
 from pfedfda.data import CORRUPTIONS, Federation
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
@@ -102,6 +103,7 @@ class Run:
         self.method = method
         self.config = config
         self.schedule = config.schedule
+        self.aggregation = choose_aggregation(config, method)
         self.engine = engine
         self.observer = observer
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
@@ -153,7 +155,9 @@ class Run:
                 raise self._nobody("client could be trained")
             self._evaluate_newcomers()
             self.tally.seconds["total"] = self._seconds()
-            result = writer.write_summary(summarize("complete", self.tally, self.final))
+            summary = summarize("complete", self.tally, self.final)
+            summary |= self.aggregation.summary(self.tally.rounds)
+            result = writer.write_summary(summary)
         except (PfedfdaError, KeyboardInterrupt, OSError, SafetensorError) as error:
             self.engine.close()
             reason = f"The results cannot be written ({error})."
@@ -220,7 +224,8 @@ class Run:
         updates = self._usable(outcomes, round_number, losses, 1 / steps)
         first = next(updates, None)
         if first is not None:  # a round without a usable update leaves everything as it was
-            after = self.method.aggregate(self.state, chain([first], updates))
+            updates = chain([first], updates)
+            after = self.aggregation.aggregate(self.method, self.state, updates, round_number)
             for _ in updates:  # a method may stop reading early; every client still trains
                 pass
             refuse_divergence(after, losses.mean, round_number)
@@ -360,6 +365,7 @@ class Run:
                 self._save()
             tally = Tally.of(self.reached, self.writer.folder)
             summary = summarize("stopped", tally, self.reached.final)
+            summary |= self.aggregation.summary(tally.rounds)
             self.writer.write_summary({**summary, "reason": reason})
         except (PfedfdaError, OSError, SafetensorError):
             pass

@@ -12,7 +12,7 @@ from pfedfda.methods import Method, find_method
 from pfedfda.runs.config import GROUPS, Config, from_mapping, make_config, refuse_unnamed_programs
 
 Scalar = bool | int | float | str
-TRAVELLING = ("federation", "model", "training", "schedule")
+TRAVELLING = ("federation", "model", "training", "schedule", "aggregation")
 HYPERPARAMETERS = "hyperparameters."
 MAX_NAME = 60
 

@@ -19,6 +19,7 @@ from pfedfda.methods.base import BATCH_SIZE
 from pfedfda.methods.registry import is_loaded
 from pfedfda.models import ModelConfig
 from pfedfda.models.factories import is_allowed, is_program, name_callable
+from pfedfda.runs.aggregation_config import AggregationConfig
 from pfedfda.runs.engine_config import EngineConfig
 from pfedfda.runs.output_config import OutputConfig as OutputConfig  # callers find it here too
 from pfedfda.runs.seeds import refuse_bad_seeds
@@ -121,7 +122,7 @@ class Config:
     ----------
     methods
         The methods by name, with their hyper-parameters.
-    federation, model, training, schedule, engine, output
+    federation, model, training, schedule, aggregation, engine, output
         The groups of settings.
     """
 
@@ -130,6 +131,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
@@ -165,6 +167,7 @@ GROUPS: dict[str, type[Any]] = {
     "model": ModelConfig,
     "training": TrainingConfig,
     "schedule": ScheduleConfig,
+    "aggregation": AggregationConfig,
     "engine": EngineConfig,
     "output": OutputConfig,
 }
@@ -351,9 +354,12 @@ def refuse_unnamed_programs(config: Config, where: str) -> None:
 def write_config(config: Config) -> str:
     """Return the configuration as TOML, less the place of the output.
 
-    Settings that are None, such as the number of workers by default, are left out.
+    Settings that are None, such as the number of workers by default, are left out, and so is the
+    table of the aggregation where it is the plain sum.
     """
     sections = {name: getattr(config, name) for name in GROUPS if name != "output"}
+    if config.aggregation == AggregationConfig():
+        del sections["aggregation"]
     sections |= {f"methods.{_key(name)}": m for name, m in config.methods.items()}
     lines = []
     for name, section in sections.items():

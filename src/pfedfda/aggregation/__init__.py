@@ -1,0 +1,10 @@
+"""How the updates of a round become the server's new state, whatever the method.
+
+A method says what a client contributes and what the server makes of the sum. What stands between,
+the plain sum or another way to combine contributions, is chosen here and known to no method.
+"""
+
+from pfedfda.aggregation.base import Aggregation, PlainSum
+from pfedfda.aggregation.choice import choose_aggregation
+
+__all__ = ["Aggregation", "PlainSum", "choose_aggregation"]
