@@ -29,6 +29,9 @@ ALGORITHM_1 = PFedFDA(statistics="interpolated", ridge=1.0, features="all")
 
 
 COMMON = {
+    "adaptation": "beta",
+    "gaussian_features": False,
+    "final_pass": False,
     "folds": 2,
     "features": "all",
     "rare_class": 0,
@@ -373,6 +376,10 @@ def test_a_limit_on_gradients_holds_algorithm_1(clients: int, seed: int, tmp_pat
         {"rare_class": -1},
         {"shrinkage": 2.0},
         {"personal": "stored"},
+        {"personal": "stored", "statistics": "accumulated"},
+        {"personal_ridge": 0.0},
+        {"statistics": "interpolated", "adaptation": "levels"},
+        {"statistics": "interpolated", "final_pass": True},
     ],
 )
 def test_bad_hyper_parameters(fields: dict[str, float]) -> None:

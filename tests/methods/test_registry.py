@@ -128,7 +128,7 @@ def test_presets_reach_the_workers(
 def test_a_preset_has_only_what_its_method_has_and_allows(mine: Path) -> None:
     with pytest.raises(InputError, match="Unknown hyper-parameter of pfedfda: 'rigde'.*'ridge'"):
         register_preset(find_method("pfedfda"), "odd", "Odd", "Odd.", rigde=1.0)
-    with pytest.raises(InputError, match="The ridge is -1"):
+    with pytest.raises(InputError, match="ridge is -1.0; it must be 0 or more"):
         register_preset(find_method("pfedfda"), "odd", "Odd", "Odd.", ridge=-1.0)
     assert "odd" not in all_methods()
 

@@ -27,6 +27,8 @@ from pfedfda.gaussian.estimate import (
 )
 from pfedfda.gaussian.folds import assign_folds
 from pfedfda.gaussian.interpolation import interpolate
+from pfedfda.gaussian.level_search import GRID, level_losses, lowest
+from pfedfda.gaussian.levels import LevelFit, Strengths, adapt_levels, with_relative_ridge
 from pfedfda.gaussian.nearest_pd import is_positive_semidefinite, nearest_positive_definite
 from pfedfda.gaussian.statistics import GaussianStatistics, pack_symmetric, unpack_symmetric
 
@@ -34,14 +36,18 @@ if TYPE_CHECKING:
     from pfedfda.gaussian.adaptive_classifier import AdaptiveGaussianClassifier
 
 __all__ = [
+    "GRID",
     "LOG_OF_ZERO",
     "Adaptation",
     "AdaptiveGaussianClassifier",
     "Betas",
     "ClassMoments",
     "GaussianStatistics",
+    "LevelFit",
     "LinearClassifier",
+    "Strengths",
     "adapt",
+    "adapt_levels",
     "assign_folds",
     "bayes_classifier",
     "class_moments",
@@ -50,6 +56,8 @@ __all__ = [
     "interpolate",
     "interpolation_error_bound",
     "is_positive_semidefinite",
+    "level_losses",
+    "lowest",
     "merge_moments",
     "nearest_positive_definite",
     "pack_symmetric",
@@ -57,6 +65,7 @@ __all__ = [
     "shrunk",
     "statistics_from_moments",
     "unpack_symmetric",
+    "with_relative_ridge",
 ]
 
 

@@ -16,7 +16,7 @@ from pfedfda.errors import InputError, quote
 from pfedfda.files import MOST_CLASSES, json_text, read_text, replacing, write_text
 from pfedfda.inference.classifier import PersonalClassifier
 from pfedfda.inputs import read_inputs
-from pfedfda.models import Body, ModelConfig, build_model, model_tensors
+from pfedfda.models import Body, Model, ModelConfig, build_model, gaussian_model, model_tensors
 from pfedfda.models.build import chosen_model
 from pfedfda.models.factories import allow, is_allowed, is_program, name_callable
 from pfedfda.models.networks import BODIES, VECTOR_BODIES
@@ -45,6 +45,7 @@ def save_model(folder: Path, model: PersonalClassifier) -> None:
         "format": FORMAT,
         "model": chosen_model(model.config, model.input_shape, model.input_type),
         "precision": str(precision).removeprefix("torch."),
+        "gaussian_features": model.network.is_gaussian,
         "input_shape": list(model.input_shape),
         "input_type": model.input_type,
         "class_names": list(model.class_names),
@@ -106,6 +107,8 @@ def load_model(
         network = build_model(*arguments)
         _refuse_other_shapes(folder / TENSORS, network)
         network.load_state_dict(load_file(folder / TENSORS))
+        if description.get("gaussian_features", False) is not False:
+            network = _with_gaussian_features(network)
         if isinstance(network.body, Body):
             network.body.precision = _precision(description.get("precision", "float32"))
     except UNREADABLE as error:
@@ -157,6 +160,14 @@ def _precision(name: Any) -> torch.dtype:
         raise ValueError(f"its precision is {quote(name)}")
     precision: torch.dtype = getattr(torch, name)
     return precision
+
+
+def _with_gaussian_features(network: Model) -> Model:
+    """Return the network as it was saved: with features before its last activation."""
+    changed = gaussian_model(network)
+    if not changed.is_gaussian:
+        raise ValueError("its body does not say where its features are nearest to Gaussian")
+    return changed
 
 
 def _refuse_other_inputs(

@@ -93,6 +93,8 @@ class Task:
     input_type
         What inputs are: uint8 (images), float32 (vectors, or arrays of any shape) or int64
         (indices, such as tokens).
+    rounds
+        The number of rounds, 0 if it is not known.
     """
 
     model: ModelConfig
@@ -102,6 +104,7 @@ class Task:
     training: TrainingConfig = TrainingConfig()
     seed: int = 0
     input_type: InputType = "uint8"
+    rounds: int = 0
 
     @property
     def batch_size(self) -> int:

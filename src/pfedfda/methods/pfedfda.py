@@ -28,16 +28,21 @@ from torch import Tensor, nn
 
 from pfedfda.errors import InputError
 from pfedfda.gaussian import (
+    GRID,
     Adaptation,
     Betas,
     GaussianStatistics,
     adapt,
+    adapt_levels,
     bayes_classifier,
     estimate_statistics,
     is_positive_semidefinite,
+    level_losses,
+    lowest,
     pack_symmetric,
     shrunk,
     unpack_symmetric,
+    with_relative_ridge,
 )
 from pfedfda.methods.base import (
     WEIGHT,
@@ -53,10 +58,11 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.generative import pack_statistics, put_head, unpack_statistics
+from pfedfda.methods.pooling import Kept, kept_share, moved, pooled_covariance, pooled_means
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Choices, Search
 from pfedfda.methods.training import Batch, extract_features, sgd
-from pfedfda.models import Model, model_tensors
+from pfedfda.models import Model, gaussian_model, model_tensors
 from pfedfda.seeding import torch_generator
 
 
@@ -68,6 +74,12 @@ class Features(NamedTuple):
     rows: Tensor
 
 
+def _is_last(tensors: Tensors) -> bool:
+    """Tell whether this is the last round, in which nothing is trained."""
+    left = tensors.get("rounds_left")
+    return left is not None and int(left) == 1
+
+
 @register
 @dataclass(frozen=True)
 class PFedFDA(Method):
@@ -77,14 +89,29 @@ class PFedFDA(Method):
     ----------
     statistics
         How the global Gaussians are formed: interpolated (Algorithm 1: clients send what they
-        interpolated, averaged by sample counts) or pooled (clients send plain estimates; means are
-        averaged by class counts).
+        interpolated, averaged by sample counts), pooled (clients send plain estimates; means are
+        averaged by class counts) or accumulated (pooled, and a class with few new samples moves
+        less: better with many classes).
     keep
-        For pooled statistics, the share of the old global ones that is kept in a round: a moving
-        average. 0 replaces them.
+        What a round keeps of the old global statistics: for pooled ones a share of each, a moving
+        average; for accumulated ones a share of their samples. 0 replaces them.
     ridge
         The ε whose multiple of the identity is added to every estimated covariance. Too small, and
         training diverges from random initial means; too large, and it is slow.
+    adaptation
+        How a client's Gaussians lie between the global ones and its own: beta (the paper: one β for
+        all classes) or levels (an offset that all classes share, then each class by its count, and
+        the covariance; how strongly the global ones pull is what the clients' cross-validations say
+        together). Levels need pooled statistics.
+    personal_ridge
+        For levels, what is added to the diagonal of the global covariance when a client
+        personalises, as a share of the features' mean variance; it takes the place of the ridge.
+    gaussian_features
+        Take features where the body says that they are nearest to Gaussian, as a rule before its
+        last activation, in training and for use. A body that says nothing is used as it is.
+    final_pass
+        Train nothing in the last round of several: all clients send statistics of the body that
+        they are going to use, and the global Gaussians are those alone.
     betas
         single (one β for means and covariance), multiple (one each) or none (β = 1, local only).
     folds
@@ -128,9 +155,13 @@ class PFedFDA(Method):
     reveals: ClassVar[str] = "a body trained on its samples, their class means and covariance"
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
 
-    statistics: Literal["interpolated", "pooled"] = "pooled"
+    statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
     keep: Annotated[float, Search(0.0, 0.9)] = 0.2
     ridge: Annotated[float, Search(0.01, 1.0, log=True)] = 0.1
+    adaptation: Annotated[Literal["beta", "levels"], Choices("beta", "levels")] = "beta"
+    personal_ridge: Annotated[float, Search(0.03, 3.0, log=True)] = 0.1
+    gaussian_features: bool = False
+    final_pass: bool = False
     betas: Annotated[Literal["single", "multiple", "none"], Choices("single", "multiple")] = (
         "single"
     )
@@ -148,26 +179,29 @@ class PFedFDA(Method):
     max_norm: float = 10.0
 
     def __post_init__(self) -> None:
-        if not self.ridge >= 0:
-            raise InputError(f"The ridge is {self.ridge}; it must be 0 or more.")
-        if not self.initial_scale > 0:
-            raise InputError(f"initial-scale is {self.initial_scale}; it must be above 0.")
-        if not 0 <= self.keep < 1:
-            raise InputError(f"keep is {self.keep}; it must lie in [0, 1).")
-        if self.folds < 2:
-            raise InputError(f"The number of folds is {self.folds}; it must be at least 2.")
-        if self.rare_class < 0:
-            raise InputError(f"rare-class is {self.rare_class}; it must be 0 or more.")
-        if not self.prior_smoothing >= 0:
-            raise InputError(f"prior-smoothing is {self.prior_smoothing}; it must be 0 or more.")
-        if not self.max_norm >= 0:
-            raise InputError(f"max-norm is {self.max_norm}; it must be 0 or more.")
-        if not 0 <= self.shrinkage <= 1:
-            raise InputError(f"shrinkage is {self.shrinkage}; it must lie in [0, 1].")
-        if self.statistics == "pooled" and self.personal == "stored":
+        for name, allowed, limits in (
+            ("ridge", self.ridge >= 0, "it must be 0 or more"),
+            ("personal-ridge", self.personal_ridge > 0, "it must be above 0"),
+            ("initial-scale", self.initial_scale > 0, "it must be above 0"),
+            ("keep", 0 <= self.keep < 1, "it must lie in [0, 1)"),
+            ("folds", self.folds >= 2, "it must be at least 2"),
+            ("rare-class", self.rare_class >= 0, "it must be 0 or more"),
+            ("prior-smoothing", self.prior_smoothing >= 0, "it must be 0 or more"),
+            ("max-norm", self.max_norm >= 0, "it must be 0 or more"),
+            ("shrinkage", 0 <= self.shrinkage <= 1, "it must lie in [0, 1]"),
+        ):
+            if not allowed:
+                value = getattr(self, name.replace("-", "_"))
+                raise InputError(f"{name} is {value}; {limits}.")
+        if self.statistics != "interpolated" and self.personal == "stored":
             raise InputError(
-                "Pooled statistics have no interpolated ones to store: use personal fresh."
+                f"{self.statistics.capitalize()} statistics have no interpolated ones to store: "
+                f"use personal fresh."
             )
+        if self.statistics == "interpolated" and self.adaptation == "levels":
+            raise InputError("Interpolated statistics come with β: use adaptation beta.")
+        if self.statistics == "interpolated" and self.final_pass:
+            raise InputError("Interpolated statistics come from training: use no final-pass.")
 
     def init(self, task: Task) -> Tensors:
         """Start with a random body, random means and the unit covariance (lines 1 and 2)."""
@@ -180,20 +214,31 @@ class PFedFDA(Method):
             "means": self.initial_scale * draw(classes, dimension, generator=generator),
             "covariance": pack_symmetric(torch.eye(dimension)),
         }
-        if self.statistics == "pooled":
+        if self.statistics != "interpolated":
             state["seen"] = torch.zeros(classes)  # whether any client has shown the class yet
+        if self.statistics == "accumulated":
+            state["mass"] = torch.zeros(classes)  # what is left of old samples
+        if self.adaptation == "levels":
+            state["losses"] = torch.zeros(len(GRID))
+        if self.final_pass:
+            # A single round has to train.
+            state["rounds_left"] = torch.tensor(task.rounds if task.rounds > 1 else 0)
         return state
 
     def message(self, state: Tensors, client_id: int) -> Tensors:
         """Send body, means and covariance (line 4)."""
-        return {name: tensor for name, tensor in state.items() if name != "seen"}
+        return {name: tensor for name, tensor in state.items() if name not in ("seen", "mass")}
 
     def train(self, client: Client, message: Tensors) -> Update:
         """Train the body against the global classifier, then estimate (lines 6 to 12)."""
         shared = unpack_statistics(message)
+        self._choose_features(client)
         self._load(client.model, message, shared, self._priors(client))
+        if _is_last(message):
+            return self._send_estimate(client, self._extract(client), shared, {})
         features, loss = self._train_body(client)
-        send = self._send_estimate if self.statistics == "pooled" else self._send_interpolated
+        interpolated = self.statistics == "interpolated"
+        send = self._send_interpolated if interpolated else self._send_estimate
         return send(client, features, shared, {"train_loss": loss})
 
     def _send_interpolated(
@@ -228,6 +273,9 @@ class PFedFDA(Method):
             counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
         body = part(model_tensors(client.model), "body")
         sent = body | pack_statistics(estimate) | {"counts": counts.float()}
+        if self.adaptation == "levels":
+            with client.timer("interpolation"):
+                sent["losses"] = self._losses(client, features, shared).float()
         return Update(sent, client.num_samples, metrics)
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
@@ -238,6 +286,7 @@ class PFedFDA(Method):
         total = super().contribution(by_samples, total)
         counts, means = (update.tensors[name].double() for name in ("counts", "means"))
         add(total, {"means": counts[:, None] * means, "counts": counts})
+        add(total, part(update.tensors, "losses"))
         if self._adds_squares(update):
             add(total, {"squares": means.T @ (counts[:, None] * means)})
         return total
@@ -263,38 +312,29 @@ class PFedFDA(Method):
         """Average the bodies and form the global Gaussians (line 14)."""
         if self.statistics == "interpolated":
             return super().finish(state, total)
-        covariance = self._pooled_covariance(total)
-        if state["seen"].any():
-            covariance = self._moving(state["covariance"], covariance)
-        return {
+        # All clients have just estimated under the body that they will use.
+        keep = 0.0 if _is_last(state) else self.keep
+        kept = kept_share(state, total, keep)
+        after = {
             **super().finish(state, part(total, "body", WEIGHT)),
-            "means": self._pooled_means(state, total),
-            "covariance": covariance,
+            "means": pooled_means(state, total, kept),
+            "covariance": moved(state["covariance"], pooled_covariance(total), kept.others),
             "seen": torch.maximum(state["seen"], (total["counts"] > 0).float()),
         }
+        if "mass" in state:
+            after["mass"] = (keep * state["mass"].double() + total["counts"]).float()
+        if "losses" in state:
+            after["losses"] = self._moved_losses(state, total, kept)
+        if "rounds_left" in state:
+            after["rounds_left"] = state["rounds_left"] - 1
+        return after
 
-    def _pooled_means(self, state: Tensors, total: Tensors) -> Tensor:
-        """Return the new global means."""
-        sums, counts = total["means"], total["counts"]
-        held, seen = counts[:, None] > 0, state["seen"][:, None] > 0
-        fresh = (sums / counts.clamp(min=1)[:, None]).float()
-        # A class is first seen as it is: its random start carries no information. Until then the
-        # mean of everything stands in for it, and a class that nobody holds now keeps its mean.
-        moved = torch.where(seen, self._moving(state["means"], fresh), fresh)
-        stand_in = torch.where(seen, state["means"], (sums.sum(0) / counts.sum()).float())
-        return torch.where(held, moved, stand_in)
-
-    def _pooled_covariance(self, total: Tensors) -> Tensor:
-        """Return the mean of the clients' covariances, with the scatter between clients if any."""
-        covariance = total["covariance"] / float(total[WEIGHT])
-        if "squares" in total:
-            sums, counts = total["means"], total["counts"]
-            about_global = sums.T @ (sums / counts.clamp(min=1)[:, None])
-            covariance += pack_symmetric((total["squares"] - about_global) / counts.sum())
-        return covariance.float()
-
-    def _moving(self, old: Tensor, new: Tensor) -> Tensor:
-        return self.keep * old + (1 - self.keep) * new
+    def _moved_losses(self, state: Tensors, total: Tensors, kept: Kept) -> Tensor:
+        """Return the losses per sample at all strengths; those of round 1 are of chance."""
+        if not state["seen"].any():
+            return state["losses"]
+        losses = (total["losses"] / float(total[WEIGHT])).float()
+        return moved(state["losses"], losses, kept.others if state["losses"].any() else 0.0)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the client's own Gaussians; without stored ones make them (lines 8 to 11)."""
@@ -304,8 +344,11 @@ class PFedFDA(Method):
             self._load(client.model, client.state, mixed, self._priors(client))
             return Personal(client.model, self._metrics(betas))
         shared = unpack_statistics(message)
+        self._choose_features(client)
         load(client.model, part(message, "body"))
         features = self._extract(client)
+        if self.adaptation == "levels":
+            return self._personalize_levels(client, message, features, shared)
         adaptation = self._adapt(client, features, shared)
         means = adaptation.fit.means
         if self.rare_class:
@@ -318,9 +361,57 @@ class PFedFDA(Method):
         put_head(client.model, classifier)
         return Personal(client.model, self._metrics(adaptation.betas))
 
+    def _personalize_levels(
+        self, client: Client, message: Tensors, features: Features, shared: GaussianStatistics
+    ) -> Personal:
+        """Use posterior means, at the strengths of the federation or, without them, its own."""
+        with client.timer("interpolation"):
+            losses = message["losses"]
+            if not losses.any():
+                losses = self._losses(client, features, shared, every_fold=True)
+            strengths = GRID[lowest(losses)]
+            given = features.values, features.labels, self._for_use(shared), strengths
+            fit = adapt_levels(*given, priors=self._priors(client))
+        load(client.model, part(message, "body"))
+        put_head(client.model, fit.classifier)
+        return Personal(client.model, fit.weights())
+
+    def _losses(
+        self,
+        client: Client,
+        features: Features,
+        shared: GaussianStatistics,
+        every_fold: bool = False,
+    ) -> Tensor:
+        """Return the client's validation losses at all strengths.
+
+        One fold is enough where the losses of many clients are added up.
+        """
+        return level_losses(
+            features.values,
+            features.labels,
+            self._for_use(shared),
+            priors=self._priors(client),
+            sample_ids=features.rows,
+            n_folds=self.folds,
+            every_fold=every_fold,
+            generator=client.generator,
+        )
+
+    def _for_use(self, shared: GaussianStatistics) -> GaussianStatistics:
+        """Return the global statistics with the ridge of personalisation in place of training's."""
+        covariance = with_relative_ridge(shared.covariance, self.ridge, self.personal_ridge)
+        return replace(shared, covariance=covariance)
+
+    def _choose_features(self, client: Client) -> None:
+        """Take features where they are nearest to Gaussian, if that is asked for."""
+        if self.gaussian_features:
+            client.model = gaussian_model(client.model)
+
     def shared_model(self, client: Client, message: Tensors) -> nn.Module:
         """Return the global classifier, with all classes equally likely."""
         shared = unpack_statistics(message)
+        self._choose_features(client)
         self._load(client.model, message, shared, torch.ones(len(shared.means)))
         return client.model
 

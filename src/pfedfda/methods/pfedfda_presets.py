@@ -5,14 +5,30 @@ from pfedfda.methods.registry import register_preset
 
 register_preset(
     PFedFDA,
+    "pfedfda-levels",
+    "pFedFDA (levels)",
+    "pFedFDA with an offset of all classes, features before the activation, and a final pass.",
+    statistics="accumulated",
+    keep=0.7,
+    adaptation="levels",
+    personal_ridge=0.3,
+    gaussian_features=True,
+    final_pass=True,
+)
+register_preset(
+    PFedFDA,
     "pfedfda-pooled",
     "pFedFDA (pooled)",
     "pFedFDA whose server pools plain estimates; β is fitted when a client personalises.",
+    statistics="pooled",
     keep=0.2,
     ridge=0.1,
     features="all",
     initial_means="gaussian",
     initial_scale=0.3,
+    adaptation="beta",
+    gaussian_features=False,
+    final_pass=False,
 )
 register_preset(
     PFedFDA,
@@ -27,6 +43,9 @@ register_preset(
     initial_scale=1.0,
     prior_smoothing=0.0,
     max_norm=0.0,
+    adaptation="beta",
+    gaussian_features=False,
+    final_pass=False,
 )
 register_preset(
     PFedFDA,
@@ -45,4 +64,7 @@ register_preset(
     shrinkage=1e-4,
     drop_last=True,
     max_norm=0.0,
+    adaptation="beta",
+    gaussian_features=False,
+    final_pass=False,
 )

@@ -1,7 +1,7 @@
 """Feature extractors with a named body and head."""
 
 from pfedfda.models.build import ModelConfig, build_model, default_model, model_tensors
-from pfedfda.models.networks import BODIES, Body, Model
+from pfedfda.models.networks import BODIES, Body, Model, gaussian_model
 
 __all__ = [
     "BODIES",
@@ -10,5 +10,6 @@ __all__ = [
     "ModelConfig",
     "build_model",
     "default_model",
+    "gaussian_model",
     "model_tensors",
 ]

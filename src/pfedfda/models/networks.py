@@ -6,6 +6,7 @@ They pool before the activation: for a monotone activation the result is the sam
 activation has a quarter of the work. All convolutions run in channels-last layout.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -43,12 +44,53 @@ class Model(nn.Module):
         logits: Tensor = self.head(self.body(inputs))
         return logits
 
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether features are those that are nearest to Gaussian, see `gaussian_model`."""
+        activation = getattr(self.body, "activation", None)
+        return activation is not None and activation is getattr(
+            self.body, "gaussian_activation", None
+        )
+
+
+def gaussian_model(model: Model) -> Model:
+    """Return a model whose features are nearer to Gaussian, with the very same tensors.
+
+    Features behind an activation are not Gaussian. A body that ends with a submodule called
+    ``activation`` may name another one, ``gaussian_activation``, that takes its place: one that
+    does nothing where the activation can be left out, or a power transform. Without that attribute
+    nothing changes. The model that was given stays as it is.
+    """
+    other = getattr(model.body, "gaussian_activation", None)
+    if not isinstance(other, nn.Module) or "activation" not in model.body._modules:
+        return model
+    body, changed = copy.copy(model.body), copy.copy(model)
+    body._modules = {**model.body._modules, "activation": other}
+    changed._modules = {**model._modules, "body": body}
+    return changed
+
+
+class SignedRoot(nn.Module):
+    """Tukey's power transform with exponent ½, for features of either sign.
+
+    Features that have been averaged behind an activation are skewed; their root is less so. The
+    slope at zero is finite, so that networks can be trained through it.
+    """
+
+    offset = 1e-2
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the roots with the signs of the features."""
+        root: Tensor = (features.abs() + self.offset).sqrt() - math.sqrt(self.offset)
+        return features.sign() * root
+
 
 class Body(nn.Module):
     """The base of the feature extractors.
 
     `precision` is what convolutions compute in. Weights, the linear layers and the features, of
-    which covariances are estimated, are float32 in any case.
+    which covariances are estimated, are float32 in any case. `activation` is what comes last, and
+    `gaussian_activation` what takes its place where features should be Gaussian.
     """
 
     feature_dim: int
@@ -73,13 +115,15 @@ class EmnistCNN(Body):
         _refuse_too_small("emnist-cnn", height, width, side)
         _refuse_too_large("emnist-cnn", height, width)
         self.linear = nn.Linear(32 * side[0] * side[1], self.feature_dim)
+        self.activation, self.gaussian_activation = nn.LeakyReLU(), nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 128)."""
         with self.convolving(images):
             x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
             x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
-        return F.leaky_relu(self.linear(x.float().flatten(1)))
+        features: Tensor = self.activation(self.linear(x.float().flatten(1)))
+        return features
 
 
 class CifarCNN(Body):
@@ -95,6 +139,7 @@ class CifarCNN(Body):
         _refuse_too_small("cifar-cnn", height, width, side)
         _refuse_too_large("cifar-cnn", height, width)
         self.linear = nn.Linear(64 * side[0] * side[1], self.feature_dim)
+        self.activation, self.gaussian_activation = nn.LeakyReLU(), nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 128)."""
@@ -102,7 +147,8 @@ class CifarCNN(Body):
             x = F.leaky_relu(F.max_pool2d(self.conv1(images), 2))
             x = F.leaky_relu(F.max_pool2d(self.conv2(x), 2))
             x = F.leaky_relu(F.max_pool2d(self.conv3(x), 2))
-        return F.leaky_relu(self.linear(x.float().flatten(1)))
+        features: Tensor = self.activation(self.linear(x.float().flatten(1)))
+        return features
 
 
 class GroupScaleNorm(nn.Module):
@@ -168,13 +214,14 @@ class ResNet18(Body):
                 )
             )
         )
+        self.activation, self.gaussian_activation = nn.Identity(), SignedRoot()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features (n, 512)."""
         with self.convolving(images):
             x = F.relu(self.norm(self.conv(images)))
             x = self.blocks(F.max_pool2d(x, 3, stride=2, padding=1))
-        features: Tensor = x.float().mean(dim=(2, 3))
+        features: Tensor = self.activation(x.float().mean(dim=(2, 3)))
         return features
 
 
@@ -189,8 +236,10 @@ class MLP(nn.Sequential):
             nn.Linear(math.prod(shape), self.width),
             nn.LeakyReLU(),
             nn.Linear(self.width, self.width),
-            nn.LeakyReLU(),
         )
+        self.add_module("activation", nn.LeakyReLU())
+        # Not a submodule, which would be applied as well.
+        object.__setattr__(self, "gaussian_activation", nn.Identity())
 
 
 class Linear(nn.Flatten):

@@ -157,6 +157,7 @@ class Config:
             training=training,
             seed=self.schedule.seed,
             input_type=input_type,
+            rounds=self.schedule.rounds,
         )
         task.initial_tensors()  # refuses a model that does not fit the inputs
         return task

@@ -1,0 +1,75 @@
+"""How a server forms global Gaussians from the sums of its clients' estimates.
+
+What clients send is pooled: the mean of a class is weighted by the samples that the clients have of
+it, the covariance by all their samples. A part of the old statistics is kept from round to round.
+
+*pooled* keeps a fixed part of every mean, however few samples the new one has. *accumulated* keeps
+that part of the old sums and counts, so that the mean of a class moves as far as it has new
+samples: with many classes and few clients in a round, new means are noisy.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedfda.gaussian import pack_symmetric
+from pfedfda.methods.base import WEIGHT, Tensors
+
+
+class Kept(NamedTuple):
+    """How much of the old statistics a round keeps."""
+
+    means: Tensor
+    """For each class, (C,)."""
+    others: float
+    """For the covariance, and whatever else is averaged over all samples."""
+
+
+def kept_share(state: Tensors, total: Tensors, keep: float) -> Kept:
+    """Return the share of the old means and covariance in the new ones.
+
+    Parameters
+    ----------
+    state
+        The server's state, with the ``mass`` of old samples if they are accumulated.
+    total
+        The sum of contributions.
+    keep
+        The fixed share, or what is kept of the mass.
+    """
+    counts = total["counts"]
+    if "mass" not in state:
+        fixed = torch.full_like(counts, keep)
+        return Kept(fixed, keep if bool(state["seen"].any()) else 0.0)
+    mass = keep * state["mass"].double()
+    means = mass / (mass + counts).clamp(min=1e-300)
+    return Kept(means, float(mass.sum() / (mass.sum() + counts.sum())))
+
+
+def pooled_means(state: Tensors, total: Tensors, kept: Kept) -> Tensor:
+    """Return the new global means."""
+    sums, counts = total["means"], total["counts"]
+    held, seen = counts[:, None] > 0, state["seen"][:, None] > 0
+    fresh = (sums / counts.clamp(min=1)[:, None]).float()
+    share = kept.means[:, None].float()
+    # A class is first seen as it is: its random start carries no information. Until then the
+    # mean of everything stands in for it, and a class that nobody holds now keeps its mean.
+    moved = torch.where(seen, share * state["means"] + (1 - share) * fresh, fresh)
+    stand_in = torch.where(seen, state["means"], (sums.sum(0) / counts.sum()).float())
+    return torch.where(held, moved, stand_in)
+
+
+def pooled_covariance(total: Tensors) -> Tensor:
+    """Return the mean of the clients' covariances, with the scatter between clients if any."""
+    covariance = total["covariance"] / float(total[WEIGHT])
+    if "squares" in total:
+        sums, counts = total["means"], total["counts"]
+        about_global = sums.T @ (sums / counts.clamp(min=1)[:, None])
+        covariance += pack_symmetric((total["squares"] - about_global) / counts.sum())
+    return covariance.float()
+
+
+def moved(old: Tensor, new: Tensor, kept: float) -> Tensor:
+    """Return the new value of a moving average."""
+    return kept * old + (1 - kept) * new if kept else new
