@@ -17,7 +17,9 @@ from matplotlib.patches import Ellipse
 
 from pfedfda.gaussian import (
     GaussianStatistics,
+    Strengths,
     adapt,
+    adapt_levels,
     bayes_classifier,
     estimate_statistics,
     interpolate,
@@ -154,8 +156,71 @@ def draw_bound() -> None:
     plt.close(figure)
 
 
+def draw_levels() -> None:
+    """The error of a client's class means, as more and more of its shift is common to all classes.
+
+    The shift of a class has the variance of four samples: as much as the mean of the client's six
+    samples of a class leaves open, and half as much again.
+    """
+    random = np.random.default_rng(0)
+    dimension, classes, each, variance = 16, 10, 6, 0.25
+    labels = torch.arange(classes).repeat(each)
+    shared = GaussianStatistics(
+        torch.zeros(classes, dimension, dtype=torch.float64),
+        torch.eye(dimension, dtype=torch.float64),
+    )
+    shares = np.linspace(0, 1, 11)
+    betas = np.linspace(0, 1, 41)
+    curves: dict[str, list[float]] = {}
+    for share in shares:
+        # A strength is the number of samples whose mean is as uncertain as what it holds back.
+        strengths = Strengths(
+            *(1 / (variance * part) if part else np.inf for part in (share, 1 - share)), np.inf
+        )
+        errors: dict[str, list[float]] = {}
+        by_beta = []
+        for _ in range(400):
+            offset = random.normal(size=dimension) * np.sqrt(variance * share)
+            deviations = random.normal(size=(classes, dimension)) * np.sqrt(variance * (1 - share))
+            truth = torch.from_numpy(offset + deviations)
+            features = truth[labels] + torch.from_numpy(random.normal(size=(60, dimension)))
+            own = torch.stack([features[labels == c].mean(0) for c in range(classes)])
+            fit = adapt_levels(features, labels, shared, strengths)
+            offset_only = adapt_levels(features, labels, shared, Strengths(0.0, np.inf, np.inf))
+            by_beta.append([float((b * own - truth).square().sum(1).mean()) for b in betas])
+            for name, means in (
+                ("global means", shared.means),
+                ("own means", own),
+                ("offset alone", offset_only.means),
+                ("three levels", fit.means),
+            ):
+                errors.setdefault(name, []).append(float((means - truth).square().sum(1).mean()))
+        curves.setdefault("best β", []).append(float(np.mean(by_beta, axis=0).min()))
+        for name, values in errors.items():
+            curves.setdefault(name, []).append(float(np.mean(values)))
+    figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    styles = {
+        "global means": (GREY, ":"),
+        "own means": (GREY, "--"),
+        "offset alone": (GREEN, "-"),
+        "best β": (ORANGE, "-"),
+        "three levels": (BLUE, "-"),
+    }
+    for name, (colour, line) in styles.items():
+        axes.plot(100 * shares, curves[name], color=colour, linestyle=line, label=name)
+    axes.set(
+        xlabel="part of the shift that all classes share, %",
+        ylabel="squared error of a class mean",
+        ylim=(0, None),
+    )
+    axes.legend(fontsize=8)
+    figure.savefig(FIGURES / "levels.png", dpi=150)
+    plt.close(figure)
+
+
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
     draw_interpolation()
     draw_bound()
+    draw_levels()
     print(*sorted(FIGURES.glob("*.png")), sep="\n")
