@@ -118,6 +118,25 @@ def test_the_demo_needs_no_file_and_other_options_override_it(
     assert list(config.methods) == ["local", "fedavg"]
 
 
+def test_the_demo_ends_with_what_to_look_at_and_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "--demo", "--methods", "local", "--rounds", "1", "--workers", "0"]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    *_, page, folder, _, look, command = capsys.readouterr().out.splitlines()
+    assert Path(page.removeprefix("report: ")).exists()
+    assert Path(folder).is_dir()
+    assert "report.html" in look
+    program, _, options = command.partition(" compare ")
+    assert program.strip() == "python -m pfedfda"  # how these tests are started
+    tried = []
+    monkeypatch.setattr(
+        "pfedfda.cli.compare.run_methods", lambda config, *_: tried.append(config) or 0
+    )
+    assert main(["compare", *options.split()]) == 0
+    assert tried[0].schedule.seeds == (0, 1, 2)
+
+
 def test_a_method_that_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "--methods", "pfedme", "local", "--pfedme.personal-lr", "1e6"]
     words += ["--train-fraction", "0.1", "--epochs", "1", "--rounds", "1", "--workers", "0"]
