@@ -60,7 +60,7 @@ def test_run_and_run_again_from_its_config(
     printed = capsys.readouterr()
     assert printed.err == ""
     again = Path(printed.out.strip())
-    assert load_run(again).mean_accuracy == load_run(folder).mean_accuracy
+    assert load_run(again).mean_accuracy == load_run(str(folder)).mean_accuracy
 
     assert main(["run", *config, "--quiet", "--rounds", "1", *output]) == 0
     shorter = Path(capsys.readouterr().out.strip())
