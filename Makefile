@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-slow lint format docs clean
+.PHONY: help demo test test-slow lint format docs lock clean
 
 help:
 	@echo "make demo     compare twelve methods on a federation of handwritten digits (a minute or two)"
@@ -11,6 +11,7 @@ help:
 	@echo "make lint     check style and types"
 	@echo "make format   rewrite the code in the project's style"
 	@echo "make docs     build the documentation as a site in site/"
+	@echo "make lock     write requirements.lock and requirements-flower.lock, with hashes"
 	@echo "make clean    remove .venv and the caches of the tools"
 
 demo: .venv/core
@@ -35,6 +36,9 @@ format: .venv/dev
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+lock: .venv/dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/write_lock.py
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis

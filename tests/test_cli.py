@@ -60,7 +60,7 @@ def test_run_and_run_again_from_its_config(
     printed = capsys.readouterr()
     assert printed.err == ""
     again = Path(printed.out.strip())
-    assert load_run(again).mean_accuracy == load_run(folder).mean_accuracy
+    assert load_run(again).mean_accuracy == load_run(str(folder)).mean_accuracy
 
     assert main(["run", *config, "--quiet", "--rounds", "1", *output]) == 0
     shorter = Path(capsys.readouterr().out.strip())
@@ -116,6 +116,25 @@ def test_the_demo_needs_no_file_and_other_options_override_it(
     assert config.training == demo.training
     assert config.schedule == dataclasses.replace(demo.schedule, rounds=1)
     assert list(config.methods) == ["local", "fedavg"]
+
+
+def test_the_demo_ends_with_what_to_look_at_and_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "--demo", "--methods", "local", "--rounds", "1", "--workers", "0"]
+    assert main([*words, "--output", str(tmp_path)]) == 0
+    *_, page, folder, _, look, command = capsys.readouterr().out.splitlines()
+    assert Path(page.removeprefix("report: ")).exists()
+    assert Path(folder).is_dir()
+    assert "report.html" in look
+    program, _, options = command.partition(" compare ")
+    assert program.strip() == "python -m pfedfda"  # how these tests are started
+    tried = []
+    monkeypatch.setattr(
+        "pfedfda.cli.compare.run_methods", lambda config, *_: tried.append(config) or 0
+    )
+    assert main(["compare", *options.split()]) == 0
+    assert tried[0].schedule.seeds == (0, 1, 2)
 
 
 def test_a_method_that_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

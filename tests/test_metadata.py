@@ -78,7 +78,7 @@ def test_the_changelog_and_the_guide_name_what_there_is() -> None:
         assert f"\n{target}:" in makefile
 
 
-def test_the_readme_lists_the_names_at_the_root() -> None:
-    readme = (ROOT / "README.md").read_text()
-    table = readme[readme.index("| for | names |") :].split("\n\n")[0]
+def test_the_page_on_python_lists_the_names_at_the_root() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    table = page[page.index("| for | names |") :].split("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) | {"__version__"} == set(pfedfda.__all__)

@@ -14,6 +14,7 @@ SHOWN = {
     "compare_methods": r"means over seeds 0, 1",
     "own_data": r"^0\.\d+$",
     "new_client": r"\['[358]'",
+    "what_an_update_reveals": r"^6 or more samples: 0\.\d+ 0\.\d+$",
 }
 
 

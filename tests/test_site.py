@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pfedfda
+from tests.report.browser import Browser
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")
@@ -93,6 +94,23 @@ def test_the_reference_has_every_name_at_the_root(site: Path) -> None:
     places = Addresses(site / "api.html").places
     for name in set(pfedfda.__all__) - {"__version__"}:
         assert f"pfedfda.{name}" in places
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_pages_fit_a_desk_and_a_phone_and_ask_for_nothing(site: Path) -> None:
+    """No page complains, asks for anything but files, or is wider than the screen."""
+    with Browser(str(CHROMIUM)) as browser:
+        for path in sorted(site.glob("*.html")):
+            if path.name == "404.html":
+                continue
+            for width, dark in ((1280, False), (390, True)):
+                browser.open(path, width, dark)
+                browser.run("localStorage.clear()")  # where the theme keeps a choice of colours
+                wide = browser.run("document.documentElement.scrollWidth")
+                assert wide <= width, (path.name, wide)
+            assert not browser.errors, (path.name, browser.errors)
+        asked = {url for url in browser.requests if not url.startswith(("file:", "data:", "blob:"))}
+        assert asked <= {"about:blank"}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

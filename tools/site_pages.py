@@ -1,8 +1,8 @@
 """Pages of the site that no file of docs holds, as a hook of mkdocs.
 
 The changelog, the guide for contributors and the security policy lie at the root of the repository,
-where people and hosts look for them. The reference of the API follows the README's table of the
-names at the root of the package, which a test holds against what the package exports.
+where people and hosts look for them. The reference of the API follows the table of names in
+docs/python.md, which a test holds against what the package exports.
 """
 
 import re
@@ -23,7 +23,7 @@ LINK = re.compile(r"\[([^\]]+)\]\(([\w/.-]+)(#[\w-]+)?\)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     contents = {name: from_root((ROOT / source).read_text()) for source, name in PAGES.items()}
-    contents["api.md"] = api((ROOT / "README.md").read_text())
+    contents["api.md"] = api((ROOT / "docs" / "python.md").read_text())
     for name, content in contents.items():
         files.append(File.generated(config, name, content=content))
     return files
@@ -44,9 +44,9 @@ def from_root(page: str) -> str:
     return LINK.sub(link, page)
 
 
-def api(readme: str) -> str:
+def api(page: str) -> str:
     """Return the page of the API: a section for each row of the table of names."""
-    table = readme[readme.index("| for | names |") :].split("\n\n")[0]
+    table = page[page.index("| for | names |") :].split("\n\n")[0]
     lines = ["# API", "", "Everything here is imported from `pfedfda` itself.", ""]
     for row in table.splitlines()[2:]:
         _, title, names, _ = (cell.strip() for cell in row.split("|"))

@@ -28,7 +28,9 @@ from pfedfda.report.styles import MARKERS, style_of, title_of
 from pfedfda.runs.seed_table import SeedTable, interval_text, p_text
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- Table 1, by tools/write_reproduction.py -->\n", "<!-- end of Table 1 -->\n"
+BEGIN = "<!-- Table 1 in short, by tools/write_reproduction.py -->\n"
+END = "<!-- end of Table 1 -->\n"
+PRESETS = ("pfedfda", "pfedfda-paper", "pfedfda-released")
 INTRODUCTION = """\
 # The paper's numbers and ours
 
@@ -175,28 +177,26 @@ def with_headline(text: str, results: Path) -> str:
 
 
 def headline(table: PaperTable) -> list[str]:
-    """Return the rows of Table 1 with 25 % of the samples, ours and the paper's side by side."""
+    """Return Table 1 with 25 % of the samples in a few rows: the presets and the best other."""
     places = [place for place, column in enumerate(table.columns) if column.endswith("@25")]
     names = [table.columns[place].partition("@")[0].upper() for place in places]
-    lines = [
-        "| 25 % of the samples | "
-        + " | ".join(f"{name}, ours | paper | difference" for name in names)
-        + " |",
-        "|---|" + "---:|---:|---:|" * len(places),
-    ]
-    for row in table.rows:
-        words = [row.label]
-        for cell in (row.cells[place] for place in places):
-            ours, paper = (
-                "-" if mean is None else f"{mean:.3f} ({std:.2f})"
-                for mean, std in (
-                    (cell.ours_mean, cell.ours_std),
-                    (cell.paper_mean, cell.paper_std),
-                )
-            )
-            words += [ours, paper, "-" if cell.difference is None else difference_text(cell, 3)]
-        lines.append("| " + " | ".join(words) + " |")
-    return lines
+    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(places)]
+    rows = {row.label: [row.cells[place] for place in places] for row in table.rows}
+    others = [name for name in rows if name not in PRESETS]
+    best = [max(others, key=lambda name: rows[name][n].ours_mean or 0) for n in range(len(places))]
+    shown = {title_of(name): rows[name] for name in ("local", "fedavg") if name in rows}
+    title = f"best of the {len(others)} others: {', '.join(map(title_of, best))}"
+    shown[title] = [rows[name][n] for n, name in enumerate(best)]
+    shown |= {f"`{name}`": rows[name] for name in PRESETS if name in rows}
+    for title, cells in shown.items():
+        found = [in_short(cell.ours_mean, cell.ours_std) for cell in cells]
+        lines.append(f"| {title} | {' | '.join(found)} |")
+    found = [in_short(cell.paper_mean, cell.paper_std) for cell in rows["pfedfda"]]
+    return [*lines, f"| pFedFDA in the paper | {' | '.join(found)} |"]
+
+
+def in_short(mean: float | None, std: float | None) -> str:
+    return "-" if mean is None else f"{mean:.3f} ({std:.2f})"
 
 
 def with_pairs(records: Sequence[Any]) -> list[str]:

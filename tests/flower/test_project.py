@@ -50,7 +50,8 @@ def test_the_example_makes_its_app_from_the_template() -> None:
 
 def superlink_commands() -> list[str]:
     """Every command with which our texts start a SuperLink, on one line."""
-    texts = [EXAMPLE / "loopback.sh", TEMPLATE / "README.md", EXAMPLE.parents[1] / "docs/deploy.md"]
+    tutorial = EXAMPLE.parents[1] / "docs" / "tutorial-three-sites.md"
+    texts = [EXAMPLE / "loopback.sh", TEMPLATE / "README.md", tutorial]
     lines = [
         line.strip()
         for text in texts

@@ -1,5 +1,7 @@
 """``pfedfda compare``."""
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,10 @@ from pfedfda.experiment.observers import choose_observer
 from pfedfda.runs.config import Config
 
 DEMO = Path(__file__).with_name("demo.toml")
+AFTER_DEMO = """
+Open the report.html named above in a browser. Next, in a minute or two: is the lead chance?
+  {program} compare --methods fedavg-ft pfedfda --clients 30 --alpha 0.1 --rounds 10 --seeds 0 1 2
+"""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,11 @@ class CompareCommand(SettingsCommand):
         return DEMO if self.demo else self.config
 
     def execute(self) -> int:
-        """Run the methods."""
-        return run_methods(self.settings(), self, "compare")
+        """Run the methods; the demo also says what to look at and what to try."""
+        code = run_methods(self.settings(), self, "compare")
+        if self.demo and not self.quiet and code == 0:
+            print(AFTER_DEMO.format(program=program()), end="")
+        return code
 
 
 def run_methods(config: Config, options: SettingsCommand, command: str) -> int:
@@ -74,6 +83,15 @@ def run_methods(config: Config, options: SettingsCommand, command: str) -> int:
             runs = len(config.methods) * len(config.schedule.seeds)
             complain(f"{len(comparison.stopped)} of {runs} runs diverged.")
     return 1 if comparison.stopped else 0
+
+
+def program() -> str:
+    """Return how this program is started here: by its name, if that is on the path."""
+    started = Path(sys.argv[0])
+    if started.name != "pfedfda":
+        return "python -m pfedfda"
+    found = shutil.which("pfedfda")
+    return "pfedfda" if found and Path(found).samefile(started) else str(started)
 
 
 def command_for(words: Sequence[str] | None) -> type[CompareCommand]:

@@ -212,8 +212,9 @@ def read_run(folder: Path) -> RunResult:
     return run
 
 
-def load_run(folder: Path) -> RunResult:
+def load_run(folder: Path | str) -> RunResult:
     """Read a run from its folder; refuse a complete one without the numbers of every table."""
+    folder = Path(folder)
     try:
         run = _read_summary(folder)
     except InputError as error:
