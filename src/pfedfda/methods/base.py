@@ -95,6 +95,9 @@ class Task:
         (indices, such as tokens).
     rounds
         The number of rounds, 0 if it is not known.
+    min_class_count
+        The samples of a class that a client must have to send statistics of it
+        (`pfedfda.methods.rare_classes`); 1 sends all.
     """
 
     model: ModelConfig
@@ -105,6 +108,7 @@ class Task:
     seed: int = 0
     input_type: InputType = "uint8"
     rounds: int = 0
+    min_class_count: int = 1
 
     @property
     def batch_size(self) -> int:
@@ -381,13 +385,16 @@ def add(total: Tensors, tensors: Tensors, weight: float = 1.0) -> None:
 
 
 def wrong_counts(counts: Tensor, weight: float) -> str | None:
-    """Return why these are not the class counts of as many samples as the weight says."""
+    """Return why these cannot be class counts of as many samples as the weight says.
+
+    They may be of fewer: a client keeps classes to itself of which it has few samples.
+    """
     counts = counts.double()
     lowest, total = float(counts.min()), float(counts.sum())
     if lowest < 0:
         return f"its class counts range from {lowest:g}"
     if not bool((counts == counts.round()).all()):
         return "its class counts are not whole numbers"
-    if abs(total - weight) > 1e-6 * weight:  # in single precision large counts are rounded
+    if total - weight > 1e-6 * weight:  # in single precision large counts are rounded
         return f"its class counts sum to {total:g}, and its weight is {weight:g}"
     return None

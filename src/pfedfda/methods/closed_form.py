@@ -36,6 +36,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.generative import put_head
+from pfedfda.methods.rare_classes import without_rare
 from pfedfda.methods.training import extract_features
 
 # Added to a client's class shares, so that a class it has not seen stays possible.
@@ -97,6 +98,8 @@ class ClosedForm(Method):
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Solve for the head; what earlier rounds gave is replaced."""
+        if not bool(total["counts"].any()):  # no client has enough samples of any class
+            return dict(state)
         head = self.head(total)
         return {"weight": head.weight, "bias": head.bias}
 
@@ -130,18 +133,23 @@ def _with_head(client: Client, message: Tensors, added: Tensor) -> nn.Module:
     return client.model
 
 
-def first_moments(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
-    """Return class counts and class means, zero for a class without samples."""
-    moments = class_moments(features, labels, num_classes)
+def first_moments(features: Tensor, labels: Tensor, task: Task) -> Tensors:
+    """Return class counts and class means, zero for a class without samples or with too few."""
+    features, labels = without_rare(features, labels, task)
+    if not len(labels):
+        means = torch.zeros(task.num_classes, features.shape[1], dtype=torch.float64)
+        return {"counts": torch.zeros(task.num_classes), "means": means}
+    moments = class_moments(features, labels, task.num_classes)
     return {"counts": moments.counts.float(), "means": moments.means}
 
 
-def second_moments(features: Tensor) -> Tensor:
-    """Return the mean of zzᵀ, packed, in double precision.
+def second_moments(features: Tensor, labels: Tensor, task: Task) -> Tensor:
+    """Return the mean of zzᵀ over the same samples, packed, in double precision.
 
     Covariances come out of differences of such sums: single precision would leave few digits where
     means are large against deviations.
     """
+    features, _ = without_rare(features, labels, task)
     matrix = features.detach().cpu().double()
     return pack_symmetric(matrix.T @ matrix / max(len(matrix), 1))
 

@@ -72,8 +72,11 @@ class Fed3R(ClosedForm):
             raise unknown("choice of classes:", self.classes, CLASSES)
 
     def moments(self, client: Client, features: Tensor) -> Tensors:
-        """Send class counts, class means and the mean of zzᵀ, for each fold."""
-        labels, num_classes = client.samples.labels.cpu(), client.task.num_classes
+        """Send class counts, class means and the mean of zzᵀ, for each fold.
+
+        A class must have enough samples in the fold: what is sent is of those alone.
+        """
+        labels = client.samples.labels.cpu()
         fold_of = torch.zeros_like(labels)
         if not self.ridge:
             # Without randomness: a further round deals the same folds. Not all clients begin with
@@ -81,13 +84,9 @@ class Fed3R(ClosedForm):
             fold_of = (assign_folds(labels, self.folds) + client.client_id) % self.folds
         parts = []
         for fold in range(1 if self.ridge else self.folds):
-            rows = features[(fold_of == fold).to(features.device)]
-            if len(rows):
-                sent = first_moments(rows, labels[fold_of == fold], num_classes)
-            else:
-                empty = torch.zeros(num_classes, features.shape[1], dtype=torch.float64)
-                sent = {"counts": torch.zeros(num_classes), "means": empty}
-            parts.append(sent | {"squares": second_moments(rows)})
+            held = fold_of == fold
+            samples = features[held.to(features.device)], labels[held], client.task
+            parts.append(first_moments(*samples) | {"squares": second_moments(*samples)})
         return {name: torch.stack([sent[name] for sent in parts]) for name in parts[0]}
 
     def head(self, total: Tensors) -> LinearClassifier:

@@ -76,8 +76,8 @@ class FedCGS(ClosedForm):
 
     def moments(self, client: Client, features: Tensor) -> Tensors:
         """Send class counts, class means and the mean of zzᵀ."""
-        sent = first_moments(features, client.samples.labels, client.task.num_classes)
-        return sent | {"squares": second_moments(features)}
+        samples = features, client.samples.labels, client.task
+        return first_moments(*samples) | {"squares": second_moments(*samples)}
 
     def head(self, total: Tensors) -> LinearClassifier:
         """Return the Bayes classifier of the pooled moments."""

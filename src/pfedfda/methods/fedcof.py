@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pfedfda.errors import InputError, unknown
 from pfedfda.gaussian import LinearClassifier
-from pfedfda.methods.base import WEIGHT, Client, Tensors, Update
+from pfedfda.methods.base import Client, Tensors, Update
 from pfedfda.methods.closed_form import (
     ClosedForm,
     first_moments,
@@ -68,7 +68,7 @@ class FedCOF(ClosedForm):
 
     def moments(self, client: Client, features: Tensor) -> Tensors:
         """Send class counts and class means."""
-        sent = first_moments(features, client.samples.labels, client.task.num_classes)
+        sent = first_moments(features, client.samples.labels, client.task)
         return {name: tensor.float() for name, tensor in sent.items()}
 
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
@@ -93,7 +93,8 @@ class FedCOF(ClosedForm):
 
     def _gram(self, total: Tensors, scatter: Tensor) -> Tensor:
         """Return the estimate of ZᵀZ without the scatter between classes, as in the paper."""
-        counts, samples = total["counts"], float(total[WEIGHT])
+        counts = total["counts"]
+        samples = float(counts.sum())
         mean = total["sums"].sum(0) / samples
         ridge = self.shrinkage * float((counts - 1).clamp(min=0).sum())
         gram = scatter + samples * torch.outer(mean, mean)

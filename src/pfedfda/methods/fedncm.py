@@ -52,7 +52,7 @@ class FedNCM(ClosedForm):
 
     def moments(self, client: Client, features: Tensor) -> Tensors:
         """Send class counts and class means."""
-        sent = first_moments(features, client.samples.labels, client.task.num_classes)
+        sent = first_moments(features, client.samples.labels, client.task)
         return {name: tensor.float() for name, tensor in sent.items()}
 
     def head(self, total: Tensors) -> LinearClassifier:

@@ -32,6 +32,7 @@ from pfedfda.methods.base import (
     part,
     wrong_counts,
 )
+from pfedfda.methods.rare_classes import without_rare
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Search
 from pfedfda.methods.training import Batch, cross_entropy, extract_features, sgd
@@ -126,11 +127,11 @@ class FedPAC(Method):
         """Measure the features of the received body, train, and measure the prototypes."""
         load(client.model, part(message, "body", "head"))
         with client.timer("statistics"):
-            counts, means, squares = class_averages(client)
+            counts, means, squares = class_averages(client, to_send=True)
             class_features, variance = combination_statistics(counts, means, squares)
         loss = self._train_locally(client, message)
         with client.timer("statistics"):
-            _, prototypes, _ = class_averages(client)
+            _, prototypes, _ = class_averages(client, to_send=True)
         sent = model_tensors(client.model) | {
             "prototypes": prototypes.float(),
             "counts": counts.float(),
@@ -234,14 +235,16 @@ class FedPAC(Method):
         return heads
 
 
-def class_averages(client: Client) -> tuple[Tensor, Tensor, Tensor]:
+def class_averages(client: Client, to_send: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return each class's count, mean feature, and mean squared norm of features.
 
     They are those of the client's training samples under the model as it is, on the CPU in double
-    precision; zero for absent classes.
+    precision; zero for absent classes, and for rare ones if they are to be sent.
     """
     features = extract_features(client).cpu().double()
     labels = client.samples.labels.cpu()
+    if to_send:
+        features, labels = without_rare(features, labels, client.task)
     counts = torch.bincount(labels, minlength=client.task.num_classes)
     divisor = counts.clamp(min=1)
     sums = features.new_zeros(len(counts), features.shape[1]).index_add_(0, labels, features)
@@ -256,10 +259,11 @@ def combination_statistics(counts: Tensor, means: Tensor, squares: Tensor) -> tu
     (Σ_c p_c E[‖f‖² | c] - p_c² ‖m_c‖²) / n of their estimate. As in the authors' program it is the
     plain one, which is 0 for a single sample.
     """
-    shares = counts.double() / counts.sum()
+    samples = counts.sum().clamp(min=1)
+    shares = counts.double() / samples
     class_features = shares[:, None] * means
     variance = (shares * squares).sum() - class_features.square().sum()
-    return class_features, (variance / counts.sum()).reshape(1)
+    return class_features, (variance / samples).reshape(1)
 
 
 def combination_weights(

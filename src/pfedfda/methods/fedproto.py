@@ -25,6 +25,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.fedpac import class_averages
+from pfedfda.methods.rare_classes import rare_classes
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, sgd
 from pfedfda.models import model_tensors
@@ -74,7 +75,7 @@ class FedProto(Method):
         """Train the client's own model, keep it, and send its prototypes."""
         loss = self._train_own(client, message)
         with client.timer("statistics"):
-            counts, prototypes, _ = class_averages(client)
+            counts, prototypes, _ = class_averages(client, to_send=True)
         client.state = model_tensors(client.model)
         sent = {"prototypes": prototypes.float(), "counts": counts.float()}
         return Update(sent, client.num_samples, {"train_loss": loss})
@@ -135,14 +136,18 @@ def _classify_by_prototypes(client: Client, message: Tensors) -> None:
 
     Up to ‖z‖²/2, which all classes have in common, -‖z - p‖²/2 is linear in z. Classes that the
     client does not have, or that have no prototype, are ruled out. Where none is left, before the
-    first round, the head stays.
+    first round, the head stays. A rare class that no client has sent has the client's own.
     """
     labels = client.samples.labels.cpu()
     own = torch.bincount(labels, minlength=client.task.num_classes) > 0
-    allowed = own & (message["known"] > 0)
+    prototypes, known = message["prototypes"], message["known"] > 0
+    kept_home = rare_classes(labels, client.task) & ~known
+    if bool(kept_home.any()):
+        mine = class_averages(client)[1].to(prototypes.dtype)
+        prototypes = torch.where(kept_home[:, None], mine, prototypes)
+    allowed = own & (known | kept_home)
     if not bool(allowed.any()):
         return
-    prototypes = message["prototypes"]
     bias = torch.where(allowed, -prototypes.square().sum(1) / 2, LOG_OF_ZERO)
     with torch.no_grad():
         client.model.head.weight.copy_(prototypes)

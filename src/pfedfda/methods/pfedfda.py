@@ -59,6 +59,7 @@ from pfedfda.methods.base import (
 )
 from pfedfda.methods.generative import pack_statistics, put_head, unpack_statistics
 from pfedfda.methods.pooling import Kept, kept_share, moved, pooled_covariance, pooled_means
+from pfedfda.methods.rare_classes import rare_classes
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Choices, Search
 from pfedfda.methods.training import Batch, extract_features, sgd
@@ -72,6 +73,19 @@ class Features(NamedTuple):
     values: Tensor
     labels: Tensor
     rows: Tensor
+
+    def without(self, classes: Tensor) -> "Features":
+        """Return those of other classes than these, given as a mask."""
+        if not bool(classes.any()):
+            return self
+        kept = ~classes[self.labels.cpu()]
+        on_device = kept.to(self.labels.device)
+        return Features(self.values[on_device], self.labels[on_device], self.rows[kept])
+
+
+def _rare(client: Client, features: Features) -> Tensor:
+    """Return the classes of which there are features of too few samples to send statistics."""
+    return rare_classes(client.samples.labels.cpu()[torch.unique(features.rows)], client.task)
 
 
 def _is_last(tensors: Tensors) -> bool:
@@ -248,7 +262,10 @@ class PFedFDA(Method):
         shared: GaussianStatistics,
         metrics: dict[str, float],
     ) -> Update:
-        """Interpolate with the global Gaussians, keep the result and send it (lines 8 to 12)."""
+        """Interpolate with the global Gaussians, keep the result and send it (lines 8 to 12).
+
+        With rare classes, what is sent is interpolated without their samples.
+        """
         adaptation = self._adapt(client, features, shared)
         betas, mixed = adaptation.betas, adaptation.statistics
         body = part(model_tensors(client.model), "body")
@@ -257,6 +274,12 @@ class PFedFDA(Method):
         }
         if self.personal == "stored":
             client.state |= body
+        common = features.without(_rare(client, features))
+        if not len(common.labels):
+            betas, mixed = Betas(0.0, 0.0), shared
+        elif len(common.labels) < len(features.labels):
+            adaptation = self._adapt(client, common, shared)
+            betas, mixed = adaptation.betas, adaptation.statistics
         metrics |= self._metrics(betas)
         return Update(body | pack_statistics(mixed), client.num_samples, metrics)
 
@@ -269,23 +292,29 @@ class PFedFDA(Method):
     ) -> Update:
         """Send plain estimates with the class counts by which the server pools them (line 8)."""
         with client.timer("statistics"):
+            rare = _rare(client, features)
+            features = features.without(rare)
             estimate = self._estimate(features, shared)
             counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
+            counts[rare] = 0
         body = part(model_tensors(client.model), "body")
         sent = body | pack_statistics(estimate) | {"counts": counts.float()}
         if self.adaptation == "levels":
             with client.timer("interpolation"):
-                sent["losses"] = self._losses(client, features, shared).float()
+                some = len(features.labels)
+                losses = self._losses(client, features, shared) if some else torch.zeros(len(GRID))
+            sent["losses"] = losses.float()
         return Update(sent, client.num_samples, metrics)
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
-        """Weight everything by samples, but pooled means by class counts."""
+        """Weight bodies by samples, but pooled statistics by class counts."""
         if self.statistics == "interpolated":
             return super().contribution(update, total)
-        by_samples = replace(update, tensors=part(update.tensors, "body", "covariance"))
-        total = super().contribution(by_samples, total)
+        body = replace(update, tensors=part(update.tensors, "body"))
+        total = super().contribution(body, total)
         counts, means = (update.tensors[name].double() for name in ("counts", "means"))
         add(total, {"means": counts[:, None] * means, "counts": counts})
+        add(total, part(update.tensors, "covariance"), float(counts.sum()))
         add(total, part(update.tensors, "losses"))
         if self._adds_squares(update):
             add(total, {"squares": means.T @ (counts[:, None] * means)})
@@ -312,28 +341,34 @@ class PFedFDA(Method):
         """Average the bodies and form the global Gaussians (line 14)."""
         if self.statistics == "interpolated":
             return super().finish(state, total)
-        # All clients have just estimated under the body that they will use.
+        after = {**state, **super().finish(state, part(total, "body", WEIGHT))}
+        if bool(total["counts"].any()):  # else no client has enough samples of any class
+            after |= self._pooled(state, total)
+        if "rounds_left" in state:
+            after["rounds_left"] = state["rounds_left"] - 1
+        return after
+
+    def _pooled(self, state: Tensors, total: Tensors) -> Tensors:
+        """Return the new global Gaussians, and what the server remembers about them."""
+        # In the last round all clients have just estimated under the body that they will use.
         keep = 0.0 if _is_last(state) else self.keep
         kept = kept_share(state, total, keep)
-        after = {
-            **super().finish(state, part(total, "body", WEIGHT)),
+        pooled = {
             "means": pooled_means(state, total, kept),
             "covariance": moved(state["covariance"], pooled_covariance(total), kept.others),
             "seen": torch.maximum(state["seen"], (total["counts"] > 0).float()),
         }
         if "mass" in state:
-            after["mass"] = (keep * state["mass"].double() + total["counts"]).float()
+            pooled["mass"] = (keep * state["mass"].double() + total["counts"]).float()
         if "losses" in state:
-            after["losses"] = self._moved_losses(state, total, kept)
-        if "rounds_left" in state:
-            after["rounds_left"] = state["rounds_left"] - 1
-        return after
+            pooled["losses"] = self._moved_losses(state, total, kept)
+        return pooled
 
     def _moved_losses(self, state: Tensors, total: Tensors, kept: Kept) -> Tensor:
         """Return the losses per sample at all strengths; those of round 1 are of chance."""
         if not state["seen"].any():
             return state["losses"]
-        losses = (total["losses"] / float(total[WEIGHT])).float()
+        losses = (total["losses"] / float(total["counts"].sum())).float()
         return moved(state["losses"], losses, kept.others if state["losses"].any() else 0.0)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
@@ -444,6 +479,8 @@ class PFedFDA(Method):
 
     def _estimate(self, features: Features, shared: GaussianStatistics) -> GaussianStatistics:
         """Estimate means and covariance (line 8); absent classes take the global mean."""
+        if not len(features.labels):
+            return replace(shared, covariance=torch.zeros_like(shared.covariance))
         return estimate_statistics(
             features.values,
             features.labels,

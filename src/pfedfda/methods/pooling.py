@@ -1,7 +1,7 @@
 """How a server forms global Gaussians from the sums of its clients' estimates.
 
-What clients send is pooled: the mean of a class is weighted by the samples that the clients have of
-it, the covariance by all their samples. A part of the old statistics is kept from round to round.
+What clients send is pooled: the mean of a class is weighted by the samples behind it, the
+covariance by those of all classes. A part of the old statistics is kept from round to round.
 
 *pooled* keeps a fixed part of every mean, however few samples the new one has. *accumulated* keeps
 that part of the old sums and counts, so that the mean of a class moves as far as it has new
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pfedfda.gaussian import pack_symmetric
-from pfedfda.methods.base import WEIGHT, Tensors
+from pfedfda.methods.base import Tensors
 
 
 class Kept(NamedTuple):
@@ -62,9 +62,9 @@ def pooled_means(state: Tensors, total: Tensors, kept: Kept) -> Tensor:
 
 def pooled_covariance(total: Tensors) -> Tensor:
     """Return the mean of the clients' covariances, with the scatter between clients if any."""
-    covariance = total["covariance"] / float(total[WEIGHT])
+    sums, counts = total["means"], total["counts"]
+    covariance = total["covariance"] / float(counts.sum())
     if "squares" in total:
-        sums, counts = total["means"], total["counts"]
         about_global = sums.T @ (sums / counts.clamp(min=1)[:, None])
         covariance += pack_symmetric((total["squares"] - about_global) / counts.sum())
     return covariance.float()

@@ -158,6 +158,7 @@ class Config:
             seed=self.schedule.seed,
             input_type=input_type,
             rounds=self.schedule.rounds,
+            min_class_count=self.aggregation.min_class_count,
         )
         task.initial_tensors()  # refuses a model that does not fit the inputs
         return task
