@@ -100,6 +100,7 @@ def test_the_settings_of_the_project_are_settings_of_ours() -> None:
     assert settings.config.output.name is None
     assert settings.server.min_nodes == 3
     assert settings.server.timeout == ServerConfig().timeout <= 600
+    assert settings.config.aggregation.min_class_count == 5
 
 
 def test_nobody_else_needs_flower() -> None:

@@ -98,6 +98,31 @@ def test_the_server_says_at_once_that_sites_run_no_file(program: Path, tmp_path:
     assert not (tmp_path / "trace").exists()
 
 
+@pytest.mark.parametrize(("asked", "own", "least"), [(1, 1, 1), (5, 1, 5), (2, 4, 4), (5, 3, 5)])
+def test_a_site_may_keep_more_classes_to_itself_than_the_run_asks(
+    asked: int, own: int, least: int, tmp_path: Path
+) -> None:
+    config = read_run_config(
+        {"method": "fedncm", "clients": 20, "train-fraction": 0.2, "min-class-count": asked}
+    ).config
+    digits = tuple(str(digit) for digit in range(10))
+    step = SiteStep("train", config, 0, 2, digits, (28, 28, 1), "uint8", 1, 0, "run")
+    site = Site(
+        SiteConfig(partition_id=3, state_dir=tmp_path, min_class_count=own), config.federation
+    )
+    update = site.run(step, step.method.message(step.method.init(step.task), 0)).update
+    assert update is not None
+    held = np.bincount(site.federation.client(3).train_labels, minlength=10)
+    assert 0 < held[held > 0].min() < 4 < held.max()  # with more than one sort of class
+    assert update.tensors["counts"].tolist() == np.where(held >= least, held, 0).tolist()
+    assert update.weight == held.sum()
+
+
+def test_a_bad_least_count_of_a_site_is_refused() -> None:
+    with pytest.raises(InputError, match="min-class-count is 0; it must be at least 1"):
+        SiteConfig(partition_id=0, min_class_count=0)
+
+
 @pytest.fixture
 def open_umask() -> Iterator[None]:
     """Files that are made without care can be read and written by everybody."""
