@@ -16,7 +16,7 @@ from pfedfda.cli.compare import DEMO
 from pfedfda.cli.run_options import SettingsCommand
 from pfedfda.data import prepare
 from pfedfda.experiment import Config
-from pfedfda.methods import find_method
+from pfedfda.methods import all_methods, find_method
 from pfedfda.runs.config import read_config
 from tests.conftest import write_image
 from tests.experiment.files import final_state
@@ -342,3 +342,15 @@ def test_run_accepts_a_federation_of_the_users_images(tmp_path: Path) -> None:
     result = run("fedavg-ft", federation, rounds=1, output=tmp_path, workers=0, quiet=True)
     rows = (result.folder / "clients.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows[1:]] == ["anna", "ben", "cleo"]
+
+
+def test_the_tables_of_the_page_on_privacy_are_true() -> None:
+    """What methods send and say of themselves, and what the records have."""
+    script = load_tool("write_privacy")
+    page = script.PAGE.read_text()
+    assert page == script.page()
+    for name in all_methods():
+        assert page.count(f"| `{name}` |") == 1
+    singles = {row["min_class_count"]: row for row in script.read(script.LEAK)[::5]}
+    assert singles["1"]["identified"] == singles["1"]["sent"] == singles["1"]["classes"]
+    assert singles["5"]["identified"] == singles["5"]["sent"] == "0"

@@ -75,7 +75,10 @@ class FedPAC(Method):
     title: ClassVar[str] = "FedPAC"
     paper: ClassVar[str] = "Xu et al., ICLR 2023"
     year: ClassVar[int] = 2023
-    reveals: ClassVar[str] = "weights trained on its samples, class counts and class means"
+    reveals: ClassVar[str] = (
+        "weights trained on its samples, class counts and class means; "
+        "a class's only sample is its mean"
+    )
     additive: ClassVar[bool] = False
 
     lam: Annotated[float, Search(0.01, 10.0, log=True)] = 1.0

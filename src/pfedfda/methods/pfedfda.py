@@ -166,7 +166,10 @@ class PFedFDA(Method):
     title: ClassVar[str] = "pFedFDA"
     paper: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     year: ClassVar[int] = 2024
-    reveals: ClassVar[str] = "a body trained on its samples, their class means and covariance"
+    reveals: ClassVar[str] = (
+        "a body trained on its samples, and their class counts, class means and covariance; "
+        "a class's only sample is its mean"
+    )
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
 
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
