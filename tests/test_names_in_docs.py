@@ -46,6 +46,12 @@ def test_places_in_the_repository(page: Path) -> None:
 
 
 @EVERY_PAGE
+def test_links_say_where_they_lead(page: Path) -> None:
+    """In words, and not by the name of a file."""
+    assert not re.findall(r"\[[\w/-]+\.md\]\([\w/-]+\.md", page.read_text())
+
+
+@EVERY_PAGE
 def test_commands_and_targets(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for span in spans(page):

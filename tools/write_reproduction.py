@@ -39,10 +39,11 @@ record of one run by `pfedfda reproduce`. A cell shows our mean over clients wit
 deviation over clients in brackets, the paper's numbers below it in italics, and the difference of
 the means, in bold if it is larger than two standard errors over clients (as if the two means were
 independent). Below each table stands how many seeds it has: one seed says nothing about others, and
-its differences are over clients alone ([statistics.md](statistics.md)).
+its differences are over clients alone ([Several seeds](statistics.md)).
 
-What explains the differences is in [differences.md](differences.md); what the paper does not say,
-and what we took in its place, is listed in `pfedfda.paper.settings.NOT_STATED`.
+What explains the differences is in [Where our numbers and the paper's differ](differences.md); what
+the paper does not say, and what we took in its place, is listed in
+`pfedfda.paper.settings.NOT_STATED`.
 
 The paper has no numbers by client, so errors of differences from it cannot be paired. Records that
 are made from now on hold the counts of every client, from which `pfedfda.paper.records.difference`
@@ -50,7 +51,7 @@ computes the paired error between two of our own runs; those behind this page ar
 them, unless a table below says that it is paired.
 
 A note below a table says which of its records on corrupted federations have shift version 1; the
-others, and all that are made from now on, have version 2 ([federations.md](federations.md#shift)).
+others, and all that are made from now on, have version 2 ([Federations](federations.md#shift)).
 
 The runs were made on: {machines}.
 """
