@@ -154,6 +154,12 @@ class PFedFDA(Method):
     year: ClassVar[int] = 2024
     reveals: ClassVar[str] = "a body trained on its samples, their class means and covariance"
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
+    added: ClassVar[Mapping[str, Any]] = {
+        "adaptation": "beta",
+        "personal_ridge": 0.1,
+        "gaussian_features": False,
+        "final_pass": False,
+    }
 
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
     keep: Annotated[float, Search(0.0, 0.9)] = 0.2
