@@ -226,6 +226,15 @@ def say(found: dict[str, Found], reference: np.ndarray, groups: Sequence[str]) -
         print(line, flush=True)
 
 
+def groups_of(federation: Federation) -> list[str]:
+    """Return the corruption or the domain of each client, the first that tells clients apart."""
+    for name in ("corruption", "domain"):
+        values = federation.attributes.get(name)
+        if values is not None and len(set(values)) > 1:
+            return [str(value) for value in values]
+    return [""] * len(federation)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -236,7 +245,7 @@ def main() -> None:
     options = parser.parse_args()
     finished = load_finished(options.run)
     federation = prepare(finished.config.federation)
-    groups = [str(g) for g in federation.attributes.get("corruption", [""] * len(federation))]
+    groups = groups_of(federation)
     with one_thread():
         clients = extract(finished, federation, bool(options.gaussian_features))
         body = any(name.startswith("body") for name in finished.state)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from experiments import choose_default
 from experiments.class_counts import count
 from experiments.pfedfda_variants import PFedFDAVariants
 from experiments.search import make_method, read_settings
@@ -225,3 +226,40 @@ def test_variants_of_pooled_statistics_are_refused_with_interpolated_ones(
 ) -> None:
     with pytest.raises(InputError, match="Only pooled statistics"):
         PFedFDAVariants(statistics="interpolated", **option)
+
+
+def chosen(scores: dict[str, list[float]]) -> dict[choose_default.Key, choose_default.Record]:
+    """Return records of the first step: a score for each federation, equal for the others."""
+    records = {}
+    for place, name in enumerate(choose_default.FEDERATIONS):
+        rounds = choose_default.rounds_of(name, 1)
+        for candidate in choose_default.CANDIDATES:
+            score = scores.get(candidate, [0.5] * 8)[place]
+            key = (name, candidate, rounds, 0)
+            records[key] = {"mean_accuracy": score, "worst_tenth_accuracy": 0.1}
+    return records
+
+
+def test_the_rule_ranks_by_federations_and_prefers_fewer_changes() -> None:
+    candidates = list(choose_default.CANDIDATES)
+    assert choose_default.first_step({})[1] == []
+    assert choose_default.first_step(chosen({}))[1] == candidates  # all equal
+    scores = {"levels": [0.9] * 4 + [0.1] * 4, "before": [0.6] * 8}
+    text, order = choose_default.first_step(chosen(scores))
+    assert order[0] == "before"  # a steady gain beats a large one that is not
+    assert "| before | 0.6000 (0.100)" in text
+
+
+def test_the_rule_compares_the_last_with_the_default_in_pairs() -> None:
+    generator = np.random.default_rng(0)
+    records = {}
+    for seed in choose_default.SEEDS:
+        accuracies = generator.uniform(0.3, 0.9, 50)
+        for name in choose_default.LONG:
+            for candidate, gain in ((choose_default.TODAY, 0.0), ("levels", 0.02)):
+                record = {"accuracies": (accuracies + gain).tolist()}
+                records[name, candidate, 200, seed] = record
+    text = choose_default.second_step(records, [choose_default.TODAY, "levels"])
+    row = next(line for line in text.splitlines() if line.startswith("| levels | CIFAR10-S"))
+    assert "+0.0200 ± 0.0000" in row
+    assert "+0.020 ± 0.000" in row

@@ -16,6 +16,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from reproduction_overview import measured, measures, overview
 
 from pfedfda.paper.communication import paper_loads
 from pfedfda.paper.published import published_table
@@ -74,10 +75,13 @@ def page(results: Path) -> str:
     """Return the text of the page."""
     records = current_records(results)
     parts = [INTRODUCTION.format(machines="; ".join(sorted({machine(r) for r in records})) or "-")]
+    parts.append(overview(records))
     for suite, table in tables_of_records(results, SUITES.values()):
         parts.append(f"## {table.title}\n\n{markdown(table, suite.key)}")
     for federation, table in federation_tables(records).items():
         parts.append(over_seeds(federation, table))
+    for federation in measured(records):
+        parts.append(measures(federation, records))
     for federation in with_pairs(records):
         parts.append(leads(federation, records))
     for federation in with_betas(records):

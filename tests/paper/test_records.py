@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedfda.methods.pfedfda import PFedFDA
 from pfedfda.paper.records import (
     difference,
     make_record,
@@ -166,8 +167,47 @@ def test_hyper_parameters_that_were_removed_count_at_the_value_that_holds(
         assert (valid(need, [then]) == [then]) == counts
 
 
+@pytest.mark.parametrize("method", ["pfedfda-released", "pfedfda-pooled"])
+def test_hyper_parameters_that_came_later_count_at_the_value_of_then(
+    method: str, tmp_path: Path
+) -> None:
+    need = Need("cifar10-s@25", method)
+    record = record_of(tmp_path / "run", [1, 5, 0, 48, 333], method)
+    old = {n: v for n, v in record["hyperparameters"].items() if n not in PFedFDA.added}
+    assert len(old) < len(record["hyperparameters"])
+    for change, counts in (({}, True), ({"adaptation": "levels"}, False)):
+        then = record | {"hyperparameters": old | change}
+        assert (valid(need, [then]) == [then]) == counts
+
+
 def test_every_committed_record_of_our_methods_counts() -> None:
     records = read_records(ROOT / "results")
     assert len(records) > 40
     for record in records:
         assert record in valid(need_of(record), records)
+
+
+@pytest.mark.parametrize(
+    ("correct", "verdict"),
+    [([1, 3, 4, 20, 500], "1 | 0 | 0"), ([3, 6, 8, 40, 910], "0 | 1 | 0"), (TESTED, "0 | 0 | 1")],
+)
+def test_a_column_is_led_tied_or_lost(
+    tmp_path: Path, script: ModuleType, correct: list[int], verdict: str
+) -> None:
+    for method, counts in (("pfedfda", [3, 6, 9, 40, 900]), ("fedavg-ft", correct)):
+        record = record_of(tmp_path / method, counts, method)
+        write_record(tmp_path / "kept", Need("cifar10-s@25", method), record)
+    assert f"| 1 | 96 | 2 | 1 | {verdict} |" in script.page(tmp_path / "kept")
+
+
+def test_measures_of_all_methods_stand_side_by_side(tmp_path: Path, script: ModuleType) -> None:
+    quality = {"test_loss": 1e28, "pooled_brier": 0.4, "pooled_ece": 0.05}
+    for method, right in (("pfedfda", 900), ("fedavg-ft", 950), ("fedproto", 100)):
+        record = record_of(tmp_path / method, [3, 6, 9, 40, right], method)
+        record |= quality | {"mean_balanced_accuracy": 0.5, "seed": 1}
+        write_record(tmp_path / "kept", Need("cifar10-s@25", method), record)
+    page = script.page(tmp_path / "kept")
+    table = page[page.index("## Every method on cifar10-s@25") :]
+    places = [table.index(f"| {title} | 0.") for title in ("FedAvgFT", "pFedFDA", "FedProto")]
+    assert places == sorted(places)
+    assert "| 0.500 | 1e+28 | 0.400 | 0.050 |" in table

@@ -28,6 +28,17 @@ DECODED_BYTES = 2**30  # over all threads: seven photographs of 12e6 pixels at a
 PIXEL_BYTES_OF = {"JPEG2000": 25, "WEBP": 17}
 PIXEL_BYTES = 12
 STRIP_PIXELS = 2**20
+ORIENTATION = 0x0112  # the tag of EXIF by which cameras say how a photograph was held
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by the number of its orientation; from 5 on sides change places."""
 GREY_MODES = ("1", "L", "I", "F", "I;16", "I;16B", "I;16L")
 
 
@@ -75,7 +86,8 @@ def decode_all(
 ) -> NDArray[np.uint8]:
     """Decode images into one array (n, side, side, channels).
 
-    Images become squares: they are cropped at the centre and scaled. If all are grey the array has
+    Images become squares: they are turned upright if their camera says how it was held, cropped at
+    the centre and scaled. If all are grey the array has
     one channel, otherwise three.
 
     Parameters
@@ -119,7 +131,7 @@ def decode_image(item: Encoded, height: int, width: int, mode: str) -> NDArray[n
 def fit_image(
     name: str, image: Image.Image, height: int, width: int, mode: str
 ) -> NDArray[np.uint8]:
-    """Return a Pillow image in a mode, cropped at the centre and scaled; see `decode_image`."""
+    """Return a Pillow image in a mode, upright, cropped and scaled; see `decode_image`."""
     pixel_bytes = PIXEL_BYTES_OF.get(image.format or "", PIXEL_BYTES)
     with _budget.holding(image.width * image.height * pixel_bytes):
         try:
@@ -129,9 +141,23 @@ def fit_image(
         # 16 bits or more: keep the upper eight
         deep = image.mode.startswith(("I", "F"))
         decoded = (_upper_bits(image) if deep else image).convert(mode)
-        if decoded.size != (width, height):
-            decoded = ImageOps.fit(decoded, (width, height), Image.Resampling.BICUBIC)
+        orientation = _orientation(image)
+        # Turned after scaling, when there is little to turn.
+        size = (height, width) if orientation >= 5 else (width, height)
+        if decoded.size != size:
+            decoded = ImageOps.fit(decoded, size, Image.Resampling.BICUBIC)
+        if orientation in UPRIGHT:
+            decoded = decoded.transpose(UPRIGHT[orientation])
         return np.asarray(decoded).reshape(height, width, -1)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how the camera was held, 1 for upright or if it cannot be told."""
+    try:
+        value = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # a description that is damaged says nothing; the image itself is in order
+        return 1
+    return value if type(value) is int and value in UPRIGHT else 1
 
 
 def scale(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

@@ -255,6 +255,8 @@ class Method(ABC):
     removed: ClassVar[Mapping[str, Any]] = {}
     """Hyper-parameters that an earlier version had, with the value that now always holds. Settings
     and records of that version may still have them."""
+    added: ClassVar[Mapping[str, Any]] = {}
+    """Hyper-parameters that came later, with the value that all records without them had."""
     training_free: ClassVar[bool] = False
     """Whether clients send moments and train nothing, so that one round is all there is."""
     reveals: ClassVar[str] = "weights trained on its samples"
@@ -276,6 +278,11 @@ class Method(ABC):
             for name, value in values.items()
             if name not in cls.removed or value != cls.removed[name]
         }
+
+    @classmethod
+    def of_record(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the hyper-parameters of a record, also an old one, as they are named today."""
+        return {**cls.added, **cls.without_removed(values)}
 
     @abstractmethod
     def init(self, task: Task) -> Tensors:

@@ -88,6 +88,9 @@ def _rare(client: Client, features: Features) -> Tensor:
     return rare_classes(client.samples.labels.cpu()[torch.unique(features.rows)], client.task)
 
 
+VALIDATED_EVERY = 5  # of so many clients in a round of training, one sends validation losses
+
+
 def _is_last(tensors: Tensors) -> bool:
     """Tell whether this is the last round, in which nothing is trained."""
     left = tensors.get("rounds_left")
@@ -171,6 +174,12 @@ class PFedFDA(Method):
         "a class's only sample is its mean"
     )
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
+    added: ClassVar[Mapping[str, Any]] = {
+        "adaptation": "beta",
+        "personal_ridge": 0.1,
+        "gaussian_features": False,
+        "final_pass": False,
+    }
 
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
     keep: Annotated[float, Search(0.0, 0.9)] = 0.2
@@ -252,11 +261,12 @@ class PFedFDA(Method):
         self._choose_features(client)
         self._load(client.model, message, shared, self._priors(client))
         if _is_last(message):
-            return self._send_estimate(client, self._extract(client), shared, {})
+            return self._send_estimate(client, self._extract(client), shared, {}, validates=True)
         features, loss = self._train_body(client)
-        interpolated = self.statistics == "interpolated"
-        send = self._send_interpolated if interpolated else self._send_estimate
-        return send(client, features, shared, {"train_loss": loss})
+        if self.statistics == "interpolated":
+            return self._send_interpolated(client, features, shared, {"train_loss": loss})
+        validates = (client.client_id + client.round) % VALIDATED_EVERY == 0
+        return self._send_estimate(client, features, shared, {"train_loss": loss}, validates)
 
     def _send_interpolated(
         self,
@@ -292,8 +302,13 @@ class PFedFDA(Method):
         features: Features,
         shared: GaussianStatistics,
         metrics: dict[str, float],
+        validates: bool,
     ) -> Update:
-        """Send plain estimates with the class counts by which the server pools them (line 8)."""
+        """Send plain estimates with the class counts by which the server pools them (line 8).
+
+        For levels the update has validation losses too, or zeros if this client `validates`
+        nothing in this round: while bodies are trained, a part of the clients is enough.
+        """
         with client.timer("statistics"):
             rare = _rare(client, features)
             features = features.without(rare)
@@ -303,10 +318,12 @@ class PFedFDA(Method):
         body = part(model_tensors(client.model), "body")
         sent = body | pack_statistics(estimate) | {"counts": counts.float()}
         if self.adaptation == "levels":
-            with client.timer("interpolation"):
-                some = len(features.labels)
-                losses = self._losses(client, features, shared) if some else torch.zeros(len(GRID))
-            sent["losses"] = losses.float()
+            losses = torch.zeros(len(GRID))
+            if validates and len(features.labels):
+                with client.timer("interpolation"):
+                    losses = self._losses(client, features, shared).float()
+            validated = float(counts.sum()) if losses.any() else 0.0
+            sent |= {"losses": losses, "validated": torch.tensor(validated)}
         return Update(sent, client.num_samples, metrics)
 
     def contribution(self, update: Update, total: Tensors | None = None) -> Tensors:
@@ -318,7 +335,7 @@ class PFedFDA(Method):
         counts, means = (update.tensors[name].double() for name in ("counts", "means"))
         add(total, {"means": counts[:, None] * means, "counts": counts})
         add(total, part(update.tensors, "covariance"), float(counts.sum()))
-        add(total, part(update.tensors, "losses"))
+        add(total, part(update.tensors, "losses", "validated"))
         if self._adds_squares(update):
             add(total, {"squares": means.T @ (counts[:, None] * means)})
         return total
@@ -369,9 +386,9 @@ class PFedFDA(Method):
 
     def _moved_losses(self, state: Tensors, total: Tensors, kept: Kept) -> Tensor:
         """Return the losses per sample at all strengths; those of round 1 are of chance."""
-        if not state["seen"].any():
+        if not state["seen"].any() or not total["validated"]:
             return state["losses"]
-        losses = (total["losses"] / float(total["counts"].sum())).float()
+        losses = (total["losses"] / total["validated"]).float()
         return moved(state["losses"], losses, kept.others if state["losses"].any() else 0.0)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:

@@ -27,6 +27,7 @@ register_preset(
     initial_means="gaussian",
     initial_scale=0.3,
     adaptation="beta",
+    personal_ridge=0.1,
     gaussian_features=False,
     final_pass=False,
 )
@@ -44,6 +45,7 @@ register_preset(
     prior_smoothing=0.0,
     max_norm=0.0,
     adaptation="beta",
+    personal_ridge=0.1,
     gaussian_features=False,
     final_pass=False,
 )
@@ -65,6 +67,7 @@ register_preset(
     drop_last=True,
     max_norm=0.0,
     adaptation="beta",
+    personal_ridge=0.1,
     gaussian_features=False,
     final_pass=False,
 )

@@ -209,9 +209,9 @@ def valid(need: Need, records: Iterable[Record]) -> list[Record]:
 
     Those that were made with other settings than they would be made with today do not count.
     Hyper-parameters that a method no longer has make no difference where they had the value that
-    now always holds; settings that came after a record had their defaults. Nor does an older shift
-    make one: its noise has the same distribution, and `pfedfda.paper.suites.differences` tells of
-    it.
+    now always holds; those that came after a record had the value that the method names, and other
+    settings their defaults. Nor does an older shift make one: its noise has the same distribution,
+    and `pfedfda.paper.suites.differences` tells of it.
     """
     today = {"need": _plain(need), **settings_of(need.config())}
     same_shift = {"shift_version": today["split"]["shift_version"]}
@@ -224,7 +224,7 @@ def valid(need: Need, records: Iterable[Record]) -> list[Record]:
             value = defaults[name] | value
         if name == "split":
             return value | same_shift
-        return kind.without_removed(value) if name == "hyperparameters" else value
+        return kind.of_record(value) if name == "hyperparameters" else value
 
     return [
         record
