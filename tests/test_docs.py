@@ -349,8 +349,8 @@ def test_the_tables_of_the_page_on_privacy_are_true() -> None:
     script = load_tool("write_privacy")
     page = script.PAGE.read_text()
     assert page == script.page()
-    for name in all_methods():
-        assert page.count(f"| `{name}` |") == 1
+    names = [n for row in script.updates().splitlines()[2:] for n in row.split("|")[1].split(",")]
+    assert sorted(name.strip() for name in names) == sorted(f"`{name}`" for name in all_methods())
     singles = {row["min_class_count"]: row for row in script.read(script.LEAK)[::5]}
     assert singles["1"]["identified"] == singles["1"]["sent"] == singles["1"]["classes"]
     assert singles["5"]["identified"] == singles["5"]["sent"] == "0"

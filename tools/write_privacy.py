@@ -61,25 +61,30 @@ def differ(first: Tensors, second: Tensors) -> bool:
 
 
 def updates() -> str:
-    """Return the table of methods, from what they send and say of themselves."""
-    lines = [
-        "| method | what goes up | size | sum is enough | what it reveals | `--min-class-count` |",
-        "|---|---|---:|---|---|---|",
-    ]
+    """Return the table of methods, from what they send and say of themselves.
+
+    Methods of which the same is to be said share a row.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
     for name, kind in all_methods().items():
         method = kind()
         up = dry_run(method, DEFAULT, method.init(DEFAULT)).up
         if up:
-            cells = [
+            cells: tuple[str, ...] = (
                 ", ".join(parts(up)),
                 f"{num_bytes(up) / 1e6:.2f} MB",
                 "yes" if method.additive else "no",
                 method.reveals,
-                "guards" if has_class_statistics(method) else "changes nothing",
-            ]
+                "yes" if has_class_statistics(method) else "–",
+            )
         else:
-            cells = ["nothing", "0", "–", "nothing", "changes nothing"]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+            cells = ("nothing", "0 MB", "–", "nothing", "–")
+        alike.setdefault(cells, []).append(f"`{name}`")
+    lines = [
+        "| method | what goes up | size | sum is enough | what it reveals | least count guards |",
+        "|---|---|---:|---|---|---|",
+    ]
+    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in alike.items()]
     return "\n".join(lines) + "\n"
 
 
