@@ -176,7 +176,7 @@ class SecureRound:
     def _refuse_few(self, summation: Summation, found: int, did: str) -> None:
         if found < summation.needed:
             last = list(self.failures.values())[-1:]
-            why = f" ({last[0]})" if last else ""
+            why = f" ({last[0].rstrip('.')})" if last else ""
             raise ProtocolError(too_few(found, summation.asked, summation.needed, did) + why)
 
     def _ask(
