@@ -41,6 +41,7 @@ from pfedfda.errors import PfedfdaError
 
 SEED_BYTES = 32
 KEY_BYTES = 48  # of a private key on the curve P-384, which Flower uses
+PLACE_BYTES, BLOCK_BYTES = 4, 16  # a share tells its place, and has a block for each of the secret
 
 
 class ProtocolError(PfedfdaError):
@@ -192,6 +193,26 @@ class Party:
             self.peers
         ):
             raise ProtocolError("the members of the round are not those whose keys it knows")
+
+
+def refuse_odd_shares(shares: Mapping[int, bytes], place: int, survivors: Sequence[int]) -> None:
+    """Refuse shares that cannot be what a client has received for others.
+
+    Parameters
+    ----------
+    shares
+        What it revealed, by the number of the owner of the secret.
+    place
+        Its place among those who share secrets, from 0.
+    survivors
+        The clients whose seeds are wanted; of the others it is the key.
+    """
+    for owner, share in shares.items():
+        secret = SEED_BYTES if owner in survivors else KEY_BYTES
+        blocks = secret // BLOCK_BYTES + 1  # the padding always has a part
+        at = int.from_bytes(share[:PLACE_BYTES], "little")
+        if len(share) != PLACE_BYTES + BLOCK_BYTES * blocks or at != place + 1:
+            raise ProtocolError("its shares are not those that it has received")
 
 
 def unmask(

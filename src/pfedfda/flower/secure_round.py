@@ -11,7 +11,7 @@ from pfedfda.engine import Step
 from pfedfda.engine.base import num_bytes
 from pfedfda.errors import PfedfdaError
 from pfedfda.flower.exchange import GRACE, Exchange, Sites, clean, content_of
-from pfedfda.flower.masking import ProtocolError, PublicKeys, unmask
+from pfedfda.flower.masking import ProtocolError, PublicKeys, refuse_odd_shares, unmask
 from pfedfda.flower.messages import site_step_settings
 from pfedfda.flower.secure_messages import (
     KEYS,
@@ -171,6 +171,7 @@ class SecureRound:
         shares = read_by_client("shares", settings_of(content))
         if shares.keys() != self.boxes.keys():
             raise MalformedError("its shares cannot be read")
+        refuse_odd_shares(shares, sorted(self.keys).index(client), self.survivors)
         self.revealed.append(shares)
 
     def _refuse_few(self, summation: Summation, found: int, did: str) -> None:
