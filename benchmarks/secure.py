@@ -1,6 +1,6 @@
 """What secure aggregation costs: bytes and seconds beside a plain run.
 
-    PYTHONPATH=. python benchmarks/secure.py                 the arithmetic, in one process
+    python benchmarks/secure.py                              the arithmetic, in one process
     PYTHONPATH=. python benchmarks/secure.py --deployment    a federation on loopback, with TLS
 
 The first takes the processor seconds of a site and of the server in the four stages, for so many
@@ -20,7 +20,6 @@ import torch
 
 from pfedfda.aggregation.secure import threshold
 from pfedfda.flower.masking import Party, Secrets, unmask
-from wire import measure
 
 T = TypeVar("T")
 SITES, WORDS = (3, 10, 30), (119_300, 1_000_000)
@@ -86,6 +85,8 @@ def main() -> None:
             for words in asked.words:
                 print(compute(sites, words), flush=True)
         return
+    from wire import measure  # needs the tests of this repository
+
     print("| run | tensors up | wire up | wire down | s per round |")
     print("|---|---|---|---|---|")
     for name, more in (("plain", ""), ("secure", "secure-aggregation=true")):

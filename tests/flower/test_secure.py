@@ -423,6 +423,19 @@ def test_a_step_without_masks_is_refused_where_they_were_announced(tmp_path: Pat
     assert set(reply.content) == {"settings"}
 
 
+def test_a_site_may_insist_on_sums(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path)
+    grid.nodes[2]["sums-only"] = True
+    result = go(grid, tmp_path, secure_aggregation=False)
+    reasons = {line["client"]: line["reason"] for line in failures(result.folder)}
+    assert list(reasons) == [1]
+    assert (
+        reasons[1] == "The site 1 shows nothing but sums (sums-only): set secure-aggregation=true."
+    )
+    secure = go(grid, tmp_path / "secure")
+    assert failures(secure.folder) == []
+
+
 WRONG: list[Any] = ["text", [], [b"x" * 10**5] * CLIENTS, [7] * 3, -1]
 
 

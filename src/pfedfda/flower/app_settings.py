@@ -160,6 +160,8 @@ class SiteConfig:
         Where the site keeps its own tensors, prepared images and personal models.
     device
         Where the network runs.
+    sums_only
+        Take part in training only where the server sees nothing but the sum of all sites.
     """
 
     name: str | None = None
@@ -168,6 +170,7 @@ class SiteConfig:
     num_partitions: int | None = None
     state_dir: Path | None = None
     device: str = "cpu"
+    sums_only: bool = False
 
     def __post_init__(self) -> None:
         if self.data is None and self.partition_id is None:

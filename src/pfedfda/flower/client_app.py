@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from pfedfda.data import FederationConfig
 from pfedfda.engine.base import StepKind
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import InputError, PfedfdaError
 from pfedfda.flower.app_settings import from_settings, read_node_config
 from pfedfda.flower.messages import description_settings, read_site_step
 from pfedfda.flower.predictions import SQUARED_ERROR, prediction_lists
@@ -54,8 +54,14 @@ def evaluate(message: Message, context: Context) -> Message:
 def _work(kind: StepKind, message: Message, context: Context) -> Message:
     site_step = read_site_step(kind, settings_of(message.content))
     site = Site(read_node_config(context.node_config), site_step.config.federation)
+    secure = site_step.config.aggregation.secure_aggregation
+    if kind == "train" and site.site.sums_only and not secure:
+        raise InputError(
+            f"The site {site.site.site_name} shows nothing but sums (sums-only): set "
+            f"secure-aggregation=true."
+        )
     outcome = site.run(site_step, tensors_of(message.content))
-    if kind == "train" and site_step.config.aggregation.secure_aggregation:
+    if kind == "train" and secure:
         return _masked(message, context, site, site_step, outcome)
     if outcome.failure is not None:
         return Message(pack(settings={FAILURE: outcome.failure}), reply_to=message)
