@@ -17,7 +17,10 @@ from pfedfda.experiment.observers import Observer
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
 
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Message, RecordDict
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from pfedfda.flower.app_settings import read_run_config
 from pfedfda.flower.client_app import app
@@ -462,6 +465,36 @@ def test_answers_that_are_none_drop_their_site_and_stop_nothing(
     assert "abandoned_rounds" not in result.summary
     left_out = {(line["round"], line["client"]) for line in failures(result.folder)}
     assert left_out == (set() if stage == STAGES[3] else {(1, 1), (2, 1)})
+
+
+@pytest.mark.parametrize("what", ["no key", "another curve", "another kind", "of another"])
+def test_keys_that_are_none_drop_their_site(what: str, tmp_path: Path) -> None:
+    """Else all others would fail with them."""
+    grid, seen = make_grid(tmp_path), list[Any]()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type != "query.secure_keys":
+            return reply
+        settings = dict(settings_of(reply.content))
+        seen.append(settings["masks.bytes"])
+        key = {
+            "no key": b"-----BEGIN PUBLIC KEY-----",
+            "another curve": public_key_to_bytes(
+                ec.generate_private_key(ec.SECP256R1()).public_key()
+            ),
+            "another kind": rsa.generate_private_key(65537, 2048)
+            .public_key()
+            .public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+            "of another": seen[0][0],
+        }[what]
+        if message.metadata.dst_node_id == 2:
+            settings["masks.bytes"] = [key]
+        return Message(pack(settings=settings), reply_to=message)
+
+    grid.tamper |= {1: tamper, 2: tamper}
+    result = go(grid, tmp_path, method="fedncm", rounds=1)
+    assert len(failures(result.folder)) == 1
+    assert "its keys" in failures(result.folder)[0]["reason"]
 
 
 @pytest.mark.parametrize("what", ["empty", "of another", "changed"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.fernet import InvalidToken
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -62,6 +63,17 @@ class PublicKeys:
 
     masks: bytes
     shares: bytes
+
+    def refuse_unusable(self) -> None:
+        """Refuse what is no public key on the curve of all others."""
+        for key in (self.masks, self.shares):
+            try:
+                public = bytes_to_public_key(key)
+            except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+                raise ProtocolError("its keys cannot be read") from error
+            on_curve = isinstance(public, ec.EllipticCurvePublicKey)
+            if not on_curve or not isinstance(public.curve, ec.SECP384R1):
+                raise ProtocolError("its keys are not on the curve P-384")
 
 
 @dataclass(frozen=True)
@@ -260,7 +272,7 @@ def agreed_key(private: bytes, public: bytes) -> bytes:
     """Return the key that one's private and the other's public key give."""
     try:
         return generate_shared_key(_private_key(private), bytes_to_public_key(public))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ProtocolError("a key of the round cannot be used") from error
 
 

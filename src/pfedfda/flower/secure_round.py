@@ -159,6 +159,10 @@ class SecureRound:
         found = read_keys(settings_of(content))
         if list(found) != [client]:
             raise MalformedError("its keys cannot be read")
+        found[client].refuse_unusable()
+        known = {key for public in self.keys.values() for key in (public.masks, public.shares)}
+        if known & {found[client].masks, found[client].shares}:
+            raise MalformedError("its keys are those of another site")
         self.keys[client] = found[client]
 
     def _read_shares(self, client: int, content: RecordDict) -> None:

@@ -34,6 +34,7 @@ from pfedfda.methods import Update
 
 STATE = "pfedfda.secure"  # the record in the context
 SUMS = "sums.json"  # with whom the site was added up, by round
+MOST_ROUNDS = 1000  # that are remembered; no checkpoint is so old
 
 
 def advertise(settings: Mapping[str, Any], context: Context) -> dict[str, Setting]:
@@ -111,7 +112,8 @@ def _note_sum(path: Path, round_number: int, survivors: list[int]) -> None:
     if before is not None and before != survivors:
         raise ProtocolError("it has been added up with others in this round before")
     make_folders(path.parent)
-    write_text(path, json_text(sums | {str(round_number): survivors}) + "\n")
+    recent = {name: who for name, who in sums.items() if int(name) > round_number - MOST_ROUNDS}
+    write_text(path, json_text(recent | {str(round_number): survivors}) + "\n")
 
 
 def _keep(context: Context, place: Place, secrets: Secrets) -> None:
