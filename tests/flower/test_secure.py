@@ -1,6 +1,8 @@
 """Secure aggregation over messages: what goes up, and sites that drop out in every stage."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -525,3 +527,12 @@ def test_shares_that_are_wrong_but_well_formed(what: str, tmp_path: Path) -> Non
         go(grid, tmp_path, told, rounds=1)
     (said,) = [line for line in told.lines if "is abandoned" in line]
     assert "do not fit together" in said or "do not cancel" in said
+
+
+def test_a_plain_run_does_not_even_import_it() -> None:
+    code = (
+        "import sys, pfedfda.flower.client_app, pfedfda.flower.server_app\n"
+        "print([n for n in sys.modules if 'flower.secure_' in n or 'flower.masking' in n])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
