@@ -11,6 +11,8 @@ import json
 import socket
 import tempfile
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,47 +68,63 @@ def noise(path: Path) -> Path:
     return path
 
 
-def measure(folder: Path, method: str) -> dict[str, float]:
+def measure(
+    folder: Path, method: str, more: str = "", others: Sequence[str] = ("other",)
+) -> dict[str, float]:
+    """Return what one site sends and receives in a round, and how long the round takes.
+
+    Parameters
+    ----------
+    folder
+        For keys, logs, data and results.
+    method
+        The method.
+    more
+        Further settings of the run.
+    others
+        The names of the other sites.
+    """
     loopback = Loopback(folder)
     try:
         init(folder / "project")
         data = noise(folder / "noise.npz")
         loopback.start_link()
         relays = {}
-        for number, name in enumerate(["watched", "other"]):
+        for number, name in enumerate(["watched", *others]):
             loopback.make_key(name)
             loopback.flwr("supernode", "register", f"{name}.pub", "loopback")
             relays[name] = Relay(loopback.port)
             loopback.start_node(name, number, f'data="{data}"', port=relays[name].port)
         relay = relays["watched"]
         settings = (
-            f'method="{method}" rounds={ROUNDS} epochs=1 eval-every=0 min-nodes=2 '
-            f'name="run" output="{folder}" checkpoint-every=1'
+            f'method="{method}" rounds={ROUNDS} epochs=1 eval-every=0 min-nodes={1 + len(others)} '
+            f'name="run" output="{folder}" checkpoint-every=1 {more}'
         )
         words = ["run", "project", "loopback", "--stream", "--run-config", settings]
         loopback.start("run", "flwr", *words)
-        seen: dict[int, tuple[int, int]] = {}
+        seen: dict[int, tuple[float, float, float]] = {}
 
         def note_rounds() -> bool:
             path = folder / "run" / "checkpoint" / "manifest.json"
             if path.exists():
                 reached = int(json.loads(path.read_text())["round"])
-                seen.setdefault(reached, (relay.up, relay.down))
+                seen.setdefault(reached, (relay.up, relay.down, time.monotonic()))
             return {1, ROUNDS - 1} <= seen.keys()
 
         # The first round also has the app on the wire, and the last the evaluation.
         loopback.wait_for(note_rounds, "the rounds are complete", 600)
         loopback.wait_for((folder / "run" / "summary.json").exists, "the end", 300)
         rounds = ROUNDS - 2
-        up, down = (
+        up, down, seconds = (
             (last - first) / rounds for first, last in zip(seen[1], seen[ROUNDS - 1], strict=True)
         )
         summary = load_run(folder / "run").summary
         return {
             "up": up,
             "down": down,
-            "tensors_up": summary["bytes_up_per_round"] / 2,
-            "tensors_down": summary["bytes_down_per_round"] / 2,
+            "seconds": seconds,
+            "tensors_up": summary["bytes_up_per_round"] / len(relays),
+            "tensors_down": summary["bytes_down_per_round"] / len(relays),
         }
     finally:
         loopback.close()

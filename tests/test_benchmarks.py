@@ -29,3 +29,14 @@ def test_the_combination_benchmark_compares_with_the_optimum() -> None:
     row = done.stdout.splitlines()[-1].split("|")[1:-1]
     assert (row[0].strip(), row[1].strip()) == ("40", "20")
     assert -1e-9 <= float(row[4]) <= float(row[5]) < 0.1
+
+
+def test_the_benchmark_of_secure_aggregation_unmasks_what_it_masks() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfda[flower]'")
+    words = ["benchmarks/secure.py", "--sites", "3", "--words", "1000"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    row = [cell.strip() for cell in done.stdout.splitlines()[-1].split("|")[1:-1]]
+    assert (row[0], row[1], row[-1]) == ("3", "1,000", "8,000")
+    up, down = (int(cell.replace(",", "")) for cell in row[5:7])
+    assert 1000 < up < down < 3000

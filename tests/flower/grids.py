@@ -26,6 +26,7 @@ class FakeGrid(Grid):
     def __init__(self, app: ClientApp, nodes: dict[int, dict[str, Any]]) -> None:
         self.app = app
         self.nodes = nodes
+        self.contexts: dict[int, RecordDict] = {}  # what nodes keep in memory between messages
         self.silent: set[int] = set()
         self._held: list[tuple[int, str, Message]] = []
         self.tamper: dict[int, Tamper] = {}
@@ -70,7 +71,8 @@ class FakeGrid(Grid):
         self._held = [held for held in self._held if held[0] not in nodes]
 
     def _reply(self, node: int, message: Message) -> Message:
-        context = Context(1, node, self.nodes[node], RecordDict(), {})
+        kept = self.contexts.setdefault(node, RecordDict())
+        context = Context(1, node, self.nodes[node], kept, {})
         try:
             reply = self.app(message, context)
         except Exception as error:

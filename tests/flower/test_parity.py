@@ -72,6 +72,14 @@ def test_final_tensors_and_accuracies_are_those_of_a_local_run(method: str, tmp_
     check_parity(method, tmp_path)
 
 
+ADDITIVE = sorted(name for name, method in pfedfda.all_methods().items() if method.additive)
+
+
+@pytest.mark.parametrize("method", ADDITIVE)
+def test_a_sum_under_masks_is_that_of_the_simulation(method: str, tmp_path: Path) -> None:
+    check_parity(method, tmp_path, secure_aggregation=True, participation=0.8)
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "numbers": {"model": "mlp"},
     "own module": {"model": "tests.models.normed:Normed"},

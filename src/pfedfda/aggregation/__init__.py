@@ -6,5 +6,17 @@ the plain sum or another way to combine contributions, is chosen here and known 
 
 from pfedfda.aggregation.base import Aggregation, PlainSum
 from pfedfda.aggregation.choice import choose_aggregation
+from pfedfda.aggregation.fixed_point import FixedPoint, OutOfRangeError
+from pfedfda.aggregation.secure import AbandonedRoundError, SecureSum, Summation, refuse_unfit
 
-__all__ = ["Aggregation", "PlainSum", "choose_aggregation"]
+__all__ = [
+    "AbandonedRoundError",
+    "Aggregation",
+    "FixedPoint",
+    "OutOfRangeError",
+    "PlainSum",
+    "SecureSum",
+    "Summation",
+    "choose_aggregation",
+    "refuse_unfit",
+]

@@ -1,9 +1,15 @@
 """The contract of an aggregation, and the plain sum."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pfedfda.methods import Method, Tensors, Update
+
+if TYPE_CHECKING:
+    from pfedfda.aggregation.secure import Summation
 
 
 class Aggregation:
@@ -12,6 +18,61 @@ class Aggregation:
     This class leaves all to the method, which adds up its clients' contributions. Others derive
     from it.
     """
+
+    loss: tuple[float, float] = (0.0, 0.0)
+    """Of the last round whose updates nobody saw: training losses times weights, and the weights,
+    each added up."""
+
+    def begin(
+        self,
+        method: Method,
+        state: Tensors,
+        expected: Tensors | None,
+        train_sizes: NDArray[np.int64],
+    ) -> "Summation | None":
+        """Open a round; return the sum that is to be formed without anybody seeing its parts.
+
+        None, the default, says that updates are seen.
+
+        Parameters
+        ----------
+        method
+            The method.
+        state
+            The server's state before the round.
+        expected
+            Tensors of the names, shapes and types that a proper update has, None if that is not
+            known.
+        train_sizes
+            How many training samples the clients that take part have.
+        """
+        return None
+
+    def contribution(
+        self, method: Method, update: Update, round_number: int, participants: int
+    ) -> Tensors:
+        """Return what a client adds to the sum, in double precision, before it is rounded.
+
+        It is the last thing that happens to a contribution in the clear: at its site, or in place
+        of it on one machine. The draws of an aggregation that adds noise here must depend on the
+        seed, the round and ``update.client_id`` alone.
+
+        Parameters
+        ----------
+        method
+            The method.
+        update
+            What the client would send in the clear, after all checks.
+        round_number
+            The round, from 1.
+        participants
+            How many clients take part in the round; some of them may fail.
+        """
+        return method.contribution(update)
+
+    def take(self, method: Method, update: Update, round_number: int) -> Update:
+        """Return what of an update goes into `aggregate`; raise OutOfRangeError to leave it out."""
+        return update
 
     def aggregate(
         self, method: Method, state: Tensors, updates: Iterable[Update], round_number: int

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from pfedfda.aggregation import Summation
 from pfedfda.data.views import ShiftedView
 from pfedfda.methods import Method, Task, Tensors
 from pfedfda.runs import ClientStates, Outcome, Roster
@@ -29,6 +30,9 @@ class Step:
         Where the clients' own tensors are.
     view
         Through which the clients see their data, e.g. corrupted; None for the data as they are.
+    summation
+        The sum that is to be formed of a training step's contributions. An engine whose clients can
+        mask them fills it, and yields outcomes that are `masked`; others yield updates as ever.
     """
 
     kind: StepKind
@@ -36,6 +40,7 @@ class Step:
     round: int
     states: ClientStates
     view: ShiftedView | None = None
+    summation: Summation | None = None
 
 
 class Engine(Protocol):

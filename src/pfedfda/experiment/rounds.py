@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from pfedfda.aggregation import choose_aggregation
+from pfedfda.aggregation import AbandonedRoundError, OutOfRangeError, choose_aggregation
 from pfedfda.data import CORRUPTIONS, Federation
 from pfedfda.data.shift import Shift
 from pfedfda.data.views import ShiftedView
@@ -153,6 +153,8 @@ class Run:
                 self._reach(round_number)
             if self.tally.failed and not self.tally.used:
                 raise self._nobody("client could be trained")
+            if self.tally.abandoned and not self.tally.used:
+                raise RunStoppedError("Every round was abandoned.")
             self._evaluate_newcomers()
             self.tally.seconds["total"] = self._seconds()
             summary = summarize("complete", self.tally, self.final)
@@ -219,45 +221,73 @@ class Run:
     def _train(
         self, participants: list[int], round_number: int, losses: Losses, steps: int
     ) -> None:
-        step = Step("train", self.method, round_number, self.writer.states)
-        outcomes = self.engine.run(step, self.state, participants)
-        updates = self._usable(outcomes, round_number, losses, 1 / steps)
-        first = next(updates, None)
-        if first is not None:  # a round without a usable update leaves everything as it was
-            updates = chain([first], updates)
-            after = self.aggregation.aggregate(self.method, self.state, updates, round_number)
-            for _ in updates:  # a method may stop reading early; every client still trains
-                pass
-            refuse_divergence(after, losses.mean, round_number)
-            self.state = after
+        self.trained = []
+        used = self.tally.used
+        try:
+            sizes = self.engine.federation.train_sizes[participants]
+            summation = self.aggregation.begin(self.method, self.state, self.expected, sizes)
+            self.trained = participants
+            step = Step("train", self.method, round_number, self.writer.states, summation=summation)
+            outcomes = self.engine.run(step, self.state, participants)
+            updates = self._usable(outcomes, step, losses, 1 / steps)
+            first = next(updates, None)
+            # A round without a usable update leaves everything as it was.
+            if first is not None or summation is not None:
+                updates = chain([first] if first is not None else [], updates)
+                after = self.aggregation.aggregate(self.method, self.state, updates, round_number)
+                for _ in updates:  # a method may stop reading early; every client still trains
+                    pass
+                if summation is not None:
+                    losses.total, losses.weight = self.aggregation.loss
+                refuse_divergence(after, losses.mean, round_number)
+                self.state = after
+        except AbandonedRoundError as error:
+            self.tally.used = used
+            self.tally.abandoned.append(round_number)
+            self.observer.say(f"{self.method.title}: round {round_number} is abandoned: {error}.")
         self._refuse_many_failures()
-        self.trained = participants
 
     def _usable(
-        self, outcomes: Iterable[Outcome], round_number: int, losses: Losses, step: float
+        self, outcomes: Iterable[Outcome], step: Step, losses: Losses, progress: float
     ) -> Iterator[Update]:
         """Yield the updates of a round that are in order; name the clients of the others."""
+        summation = step.summation
         for outcome in outcomes:
             self.tally.asked += 1
-            self.observer.progressed(step)
-            fault = outcome.failure
+            self.observer.progressed(progress)
+            fault, update = outcome.failure, outcome.update
             if fault is None:
-                assert outcome.update is not None
-                self.tally.add(outcome)
-                samples = int(self.engine.federation.train_sizes[outcome.client_id])
-                longest = self.schedule.max_update_norm
-                fault = fault_of(outcome.update, self.method, self.expected, longest, samples)
+                assert update is not None or outcome.masked
+                size = outcome.bytes_up if summation is None else summation.fixed.num_bytes
+                self.tally.add(replace(outcome, bytes_up=size))
+            if fault is None and update is not None:
+                fault, update = self._checked(update, outcome.client_id, step.round)
             if fault is None:
-                assert outcome.update is not None
                 self.tally.used += 1
                 self.diverged.discard(outcome.client_id)
-                losses.add(outcome.metrics.get("train_loss"), outcome.update.weight)
-                yield outcome.update
+                if update is not None:  # else it is masked, and part of the sum
+                    if summation is None:
+                        losses.add(outcome.metrics.get("train_loss"), update.weight)
+                    yield update
             else:
-                self.writer.states.forget(outcome.client_id, round_number)
+                self.writer.states.forget(outcome.client_id, step.round)
                 if NOT_FINITE in fault:
                     self.diverged.add(outcome.client_id)
-                self._report(outcome, round_number, "train", fault)
+                self._report(outcome, step.round, "train", fault)
+
+    def _checked(
+        self, update: Update, client_id: int, round_number: int
+    ) -> tuple[str | None, Update]:
+        """Return why an update is left out, None if it is not, and what is aggregated of it."""
+        samples = int(self.engine.federation.train_sizes[client_id])
+        longest = self.schedule.max_update_norm
+        fault = fault_of(update, self.method, self.expected, longest, samples)
+        if fault is not None:
+            return fault, update
+        try:
+            return None, self.aggregation.take(self.method, update, round_number)
+        except OutOfRangeError as error:
+            return str(error), update
 
     def _report(self, outcome: Outcome, round_number: int, step: str, reason: str) -> None:
         """Write down that a client was left out, and say so."""

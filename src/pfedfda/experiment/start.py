@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pfedfda.aggregation import refuse_unfit
 from pfedfda.data import Federation, prepare
 from pfedfda.data.catalogue import is_published
 from pfedfda.errors import InputError, quote
@@ -57,7 +58,9 @@ def prepare_run(config: Config, observer: Observer) -> tuple[Federation, Task]:
 
 def make_task(config: Config, federation: Federation) -> Task:
     """Return the task of a run, or refuse a federation that cannot be learned from."""
-    config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
+    # Refuses a federation that is too small.
+    trained = config.schedule.trained_clients(len(federation))
+    refuse_unfit(config, trained)
     if len(federation.class_names) < 2:
         raise InputError(
             f"All samples belong to one class, {quote(federation.class_names[0])}: there is "

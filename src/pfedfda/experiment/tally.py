@@ -28,6 +28,8 @@ class Tally:
     asked, failed, used
         How often a client was asked to train or to be evaluated, how often it failed or its update
         was left out, and how many updates entered an average.
+    abandoned
+        Rounds from which no sum could be had.
     seconds
         Wall-clock seconds by phase, and under ``clients`` the time inside the clients by component.
     """
@@ -38,6 +40,7 @@ class Tally:
     asked: int = 0
     failed: int = 0
     used: int = 0
+    abandoned: list[int] = field(default_factory=list)
     seconds: dict[str, Any] = field(
         default_factory=lambda: {"total": 0.0, "train": 0.0, "evaluate": 0.0, "clients": {}}
     )
@@ -49,6 +52,7 @@ class Tally:
         try:
             for name in ("bytes_down", "bytes_up", "asked", "failed", "used"):
                 setattr(tally, name, int(checkpoint.tally.get(name, 0)))
+            tally.abandoned = [int(number) for number in checkpoint.tally.get("abandoned", [])]
             seconds = checkpoint.tally.get("seconds", tally.seconds)
             clients = {str(name): float(value) for name, value in seconds["clients"].items()}
             phases = {name: float(seconds[name]) for name in ("total", "train", "evaluate")}
@@ -137,5 +141,6 @@ def summarize(status: str, tally: Tally, final: Mapping[str, Any]) -> dict[str, 
         "bytes_down_per_round": tally.bytes_down / rounds,
         "bytes_up_per_round": tally.bytes_up / rounds,
         "failures": tally.failed,
+        **({"abandoned_rounds": tally.abandoned} if tally.abandoned else {}),
         "seconds": tally.seconds,
     }

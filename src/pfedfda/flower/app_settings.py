@@ -163,6 +163,8 @@ class SiteConfig:
     min_class_count
         The samples of a class that the site must have to send statistics of it, if the run asks for
         fewer.
+    sums_only
+        Take part in training only where the server sees nothing but the sum of all sites.
     """
 
     name: str | None = None
@@ -172,6 +174,7 @@ class SiteConfig:
     state_dir: Path | None = None
     device: str = "cpu"
     min_class_count: int = 1
+    sums_only: bool = False
 
     def __post_init__(self) -> None:
         if self.min_class_count < 1:

@@ -6,13 +6,23 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from pfedfda.data import FederationConfig
 from pfedfda.engine.base import StepKind
-from pfedfda.errors import PfedfdaError
+from pfedfda.errors import InputError, PfedfdaError
 from pfedfda.flower.app_settings import from_settings, read_node_config
 from pfedfda.flower.messages import description_settings, read_site_step
 from pfedfda.flower.predictions import SQUARED_ERROR, prediction_lists
-from pfedfda.flower.site import Site
-from pfedfda.flower.wire import FAILURE, NAME, pack, settings_of, tensors_of
+from pfedfda.flower.site import Site, SiteStep
+from pfedfda.flower.wire import (
+    FAILURE,
+    NAME,
+    MalformedError,
+    Setting,
+    pack,
+    settings_of,
+    tensors_of,
+)
+from pfedfda.runs import Outcome
 
 app = ClientApp()
 
@@ -44,7 +54,15 @@ def evaluate(message: Message, context: Context) -> Message:
 def _work(kind: StepKind, message: Message, context: Context) -> Message:
     site_step = read_site_step(kind, settings_of(message.content))
     site = Site(read_node_config(context.node_config), site_step.config.federation)
+    secure = site_step.config.aggregation.secure_aggregation
+    if kind == "train" and site.site.sums_only and not secure:
+        raise InputError(
+            f"The site {site.site.site_name} shows nothing but sums (sums-only): set "
+            f"secure-aggregation=true."
+        )
     outcome = site.run(site_step, tensors_of(message.content))
+    if kind == "train" and secure:
+        return _masked(message, context, site, site_step, outcome)
     if outcome.failure is not None:
         return Message(pack(settings={FAILURE: outcome.failure}), reply_to=message)
     numbers = {
@@ -61,6 +79,63 @@ def _work(kind: StepKind, message: Message, context: Context) -> Message:
         return Message(pack(metrics=numbers, lists=lists), reply_to=message)
     numbers["weight"] = outcome.update.weight
     return Message(pack(outcome.update.tensors, numbers), reply_to=message)
+
+
+def _masked(
+    message: Message, context: Context, site: Site, site_step: SiteStep, outcome: Outcome
+) -> Message:
+    """Return the contribution of a training step under masks, and nothing else about it."""
+    from pfedfda.flower import secure_messages, secure_site  # only such a run needs them
+
+    try:
+        if outcome.update is None:
+            raise MalformedError(str(outcome.failure))
+        settings = settings_of(message.content)
+        masked = secure_site.mask(settings, context, site, site_step, outcome.update)
+        return Message(pack({secure_messages.MASKED: masked}), reply_to=message)
+    except PfedfdaError:
+        site.forget(site_step)
+        raise
+
+
+@app.query("secure_keys")
+def advertise_keys(message: Message, context: Context) -> Message:
+    """Make the keys of a round with secure aggregation."""
+    from pfedfda.flower import secure_site
+
+    return _answered(
+        message, context, lambda: _told(message, secure_site.advertise(_asked(message), context))
+    )
+
+
+@app.query("secure_shares")
+def share_secrets(message: Message, context: Context) -> Message:
+    """Encrypt shares of the round's secrets for the other sites."""
+    from pfedfda.flower import secure_site
+
+    return _answered(
+        message, context, lambda: _told(message, secure_site.share(_asked(message), context))
+    )
+
+
+@app.query("secure_unmask")
+def reveal_shares(message: Message, context: Context) -> Message:
+    """Tell the shares with which the sum of the round is unmasked."""
+    from pfedfda.flower import secure_site
+
+    def answer() -> Message:
+        site = Site(read_node_config(context.node_config), FederationConfig())
+        return _told(message, secure_site.reveal(_asked(message), context, site))
+
+    return _answered(message, context, answer)
+
+
+def _asked(message: Message) -> dict[str, Setting]:
+    return settings_of(message.content)
+
+
+def _told(message: Message, settings: dict[str, Setting]) -> Message:
+    return Message(pack(settings=settings), reply_to=message)
 
 
 def _answered(message: Message, context: Context, answer: Callable[[], Message]) -> Message:

@@ -76,15 +76,17 @@ class FlowerEngine:
             shift=None if step.view is None else step.view.shift,
         )
         self._look_for_sites()
+        window = max(2, min(256, MAX_WAITING_BYTES // max(num_bytes(state), 1)))
+        if step.summation is not None:
+            yield from self._run_securely(step, state, order, site_step, window)
+            return
         bytes_down: dict[int, int] = {}
         nodes: dict[int, int] = {}
 
         def question(client_id: int) -> Message | str:
-            node = self.sites.node_of(self.federation.client_names[client_id])
-            if node is None:
-                return "it is not connected"
-            if self.sites.is_silent(node):
-                return "it has let several questions pass, and takes part again when it answers"
+            node = self._node(client_id)
+            if isinstance(node, str):
+                return node
             nodes[client_id] = node
             message = step.method.message(state, client_id)
             bytes_down[client_id] = num_bytes(message)
@@ -96,7 +98,6 @@ class FlowerEngine:
                 group_id=str(step.round),
             )
 
-        window = max(2, min(256, MAX_WAITING_BYTES // max(num_bytes(state), 1)))
         pending = deque(order)
         arrived: dict[int, Outcome] = {}
         replies = Exchange(self.sites.grid, self.timeout, self.sites.poll)
@@ -113,6 +114,27 @@ class FlowerEngine:
                     self.sites.note(nodes[who], reply)
                     arrived[who] = self._outcome(step.kind, who, reply, bytes_down[who])
             yield arrived.pop(client_id)
+
+    def _run_securely(
+        self, step: Step, state: Tensors, order: Sequence[int], site_step: SiteStep, window: int
+    ) -> Iterator[Outcome]:
+        """Let sites train, and learn nothing but the sum of what they send."""
+        from pfedfda.flower.secure_round import SecureRound  # only a run that asks for it needs it
+
+        places = {client_id: self._node(client_id) for client_id in order}
+        nodes = {client_id: node for client_id, node in places.items() if isinstance(node, int)}
+        secure = SecureRound(self.sites, nodes, site_step, self.timeout, window)
+        secure.failures |= {who: why for who, why in places.items() if isinstance(why, str)}
+        yield from secure.run(step, state, order)
+
+    def _node(self, client_id: int) -> int | str:
+        """Return the node of a site, or why it is not asked."""
+        node = self.sites.node_of(self.federation.client_names[client_id])
+        if node is None:
+            return "it is not connected"
+        if self.sites.is_silent(node):
+            return "it has let several questions pass, and takes part again when it answers"
+        return node
 
     def _look_for_sites(self) -> None:
         """See who is there; if nobody is, wait, lest all rounds pass without anybody."""

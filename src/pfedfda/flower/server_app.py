@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from pfedfda.aggregation import refuse_unfit
 from pfedfda.errors import InputError, PfedfdaError, RunStoppedError
 from pfedfda.experiment.observers import Observer, PlainObserver
 from pfedfda.experiment.rounds import run_rounds
@@ -71,6 +72,7 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
         config, chosen = choose_settings(config, roster, roster.has_own_data)
         if chosen:
             observer.say(chosen)
+    refuse_unfit(config, config.schedule.trained_clients(len(roster)))
     task = config.task(roster.input_shape, len(roster.class_names), len(roster), roster.input_type)
     engine = FlowerEngine(sites, roster, task, config, server.timeout)
     if folder is None:

@@ -180,6 +180,12 @@ class Site:
             raise InputError(f"The site cannot keep its files in {folder} ({error}).") from error
         return folder
 
+    def run_folder(self, run: str) -> Path:
+        """Return where everything of a run is."""
+        if not is_plain(run):
+            raise InputError(f"The name of the run is {run!r}; it must be a plain name.")
+        return self._make_folder() / run
+
     @property
     def index(self) -> int:
         """Which client of the prepared federation the site is."""
@@ -212,10 +218,8 @@ class Site:
 
     def run(self, site_step: SiteStep, message: Tensors) -> Outcome:
         """Do the site's part in a round."""
-        if not is_plain(site_step.run):
-            raise InputError(f"The name of the run is {site_step.run!r}; it must be a plain name.")
         site_step = site_step.with_min_class_count(self.site.min_class_count)
-        folder = self._make_folder() / site_step.run
+        folder = self.run_folder(site_step.run)
         states = ClientStates(folder / "states", site_step.checkpoint)
         states.prune([site_step.client_id], site_step.round - 1)
         view = None
@@ -234,6 +238,12 @@ class Site:
         if site_step.keep_model and outcome.personal is not None:
             self._keep_model(folder / "model", outcome.personal.model, site_step, outcome)
         return outcome
+
+    def forget(self, site_step: SiteStep) -> None:
+        """Remove what the site kept in a round, as if it had not taken part in it."""
+        folder = self.run_folder(site_step.run) / "states"
+        states = ClientStates(folder, site_step.checkpoint)
+        states.forget(site_step.client_id, site_step.round)
 
     def _data(self, class_names: tuple[str, ...]) -> ClientData:
         """Return the site's images with labels in the numbering of the run."""

@@ -19,11 +19,29 @@ class AggregationConfig:
         training samples than this, and keep them for their own models; 1 sends all. The mean of a
         class with one sample is that sample's features: 5 is advised wherever the server is not
         trusted with samples (docs/privacy.md).
+    secure_aggregation
+        Show the server nothing but the sum of what clients send: on Flower with masks that cancel
+        in the sum, on one machine as a simulation with the same rounding, to see what it does to
+        accuracy. For methods that need only the sum, with at least three clients.
+    secure_threshold
+        The share of a round's clients whose contributions must arrive, above a half; with fewer the
+        round is abandoned and named.
     """
 
     aggregation: Literal["sum"] = "sum"
     min_class_count: int = 1
+    secure_aggregation: bool = False
+    secure_threshold: float = 2 / 3
 
     def __post_init__(self) -> None:
         if self.min_class_count < 1:
             raise InputError(f"min-class-count is {self.min_class_count}; it must be at least 1.")
+        if not 0.5 < self.secure_threshold <= 1:
+            raise InputError(
+                f"secure-threshold is {self.secure_threshold}; it must be above 0.5 and at most 1."
+            )
+        if self.secure_aggregation and self.aggregation != "sum":
+            raise InputError(
+                f"The aggregation is {self.aggregation}, which looks at single updates; "
+                f"secure-aggregation shows only their sum."
+            )

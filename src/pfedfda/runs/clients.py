@@ -36,6 +36,8 @@ class Outcome:
         Whose it is.
     update
         What it sent up, after training; None after evaluation.
+    masked
+        Whether its contribution is part of a masked sum, so that nobody has its update.
     correct, tested
         Correctly classified and all test samples, after evaluation.
     loss
@@ -63,6 +65,7 @@ class Outcome:
 
     client_id: int
     update: Update | None = None
+    masked: bool = False
     correct: int = 0
     tested: int = 0
     loss: float = 0.0
