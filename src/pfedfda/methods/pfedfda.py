@@ -61,6 +61,7 @@ from pfedfda.methods.generative import pack_statistics, put_head, unpack_statist
 from pfedfda.methods.pooling import Kept, kept_share, moved, pooled_covariance, pooled_means
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Choices, Search
+from pfedfda.methods.summands import Summand
 from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, gaussian_model, model_tensors
 from pfedfda.seeding import torch_generator
@@ -154,6 +155,13 @@ class PFedFDA(Method):
     year: ClassVar[int] = 2024
     reveals: ClassVar[str] = "a body trained on its samples, their class means and covariance"
     removed: ClassVar[Mapping[str, Any]] = {"relative_ridge": False, "scatter": "within"}
+    summands: ClassVar[Mapping[str, Summand]] = {
+        "means": Summand(
+            per="counts"
+        ),  # where there are counts: interpolated means have the weight
+        "covariance": Summand(covariance=True),
+        "squares": Summand(per="counts", about="means"),
+    }
 
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
     keep: Annotated[float, Search(0.0, 0.9)] = 0.2
