@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from pfedfda import FederationConfig, InputError, RunStoppedError, all_methods, resume, run
+from pfedfda import (
+    FederationConfig,
+    InputError,
+    RunStoppedError,
+    all_methods,
+    compare,
+    resume,
+    run,
+)
 from pfedfda.cli import main
 from pfedfda.methods import Client, Method, Tensors, Update
 from pfedfda.methods.fedavg import FedAvg
@@ -152,6 +160,16 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     with pytest.raises(InputError, match=said) as refused:
         run(method, tiny_config, output=tmp_path, **(SETTINGS | settings))
     assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_is_refused_before_its_first_run(
+    tiny_config: FederationConfig, tmp_path: Path
+) -> None:
+    settings = SETTINGS | {"aggregation": "median"}
+    with pytest.raises(InputError, match="FedPAC"):
+        compare(["fedavg", "fedpac"], tiny_config, output=tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

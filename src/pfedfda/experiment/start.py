@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from pfedfda.aggregation import choose_aggregation
 from pfedfda.data import Federation, prepare
 from pfedfda.data.catalogue import is_published
 from pfedfda.errors import InputError, quote
@@ -55,7 +56,9 @@ def prepare_run(config: Config, observer: Observer) -> tuple[Federation, Task]:
 
 def make_task(config: Config, federation: Federation) -> Task:
     """Return the task of a run, or refuse a federation that cannot be learned from."""
-    config.schedule.trained_clients(len(federation))  # refuses a federation that is too small
+    trained = config.schedule.trained_clients(len(federation))  # refuses too small a federation
+    for method in config.methods.values():
+        choose_aggregation(config, method, trained)  # refuses what cannot be
     if len(federation.class_names) < 2:
         raise InputError(
             f"All samples belong to one class, {quote(federation.class_names[0])}: there is "
