@@ -71,3 +71,11 @@ def test_a_site_has_a_folder_of_its_own() -> None:
     site = read_node_config({"name": "kaunas", "data": "/images", "state-dir": "/state", "x": 1})
     assert site.folder == Path("/state/kaunas")
     assert read_node_config({"partition-id": 3}).site_name == "3"
+
+
+def test_a_site_is_told_how_updates_are_combined() -> None:
+    settings = {"method": "fedavg", "aggregation": "multi-krum", "assumed-liars": 0.1}
+    config = read_run_config(settings).config
+    assert from_settings(to_settings(config)).aggregation == config.aggregation
+    assert config.aggregation.aggregation == "multi-krum"
+    assert config.aggregation.assumed_liars == 0.1

@@ -107,3 +107,8 @@ def test_other_inputs_and_models_too(method: str, kind: str, tmp_path: Path) -> 
         (kept,) = tmp_path.glob("sites/2/*/model/preprocessing.json")
         local = (tmp_path / "local" / "preprocessing.json").read_text()
         assert kept.read_text() == local  # a site's model says what it takes
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "clipped"])
+def test_rules_for_lying_sites_are_those_of_one_machine(rule: str, tmp_path: Path) -> None:
+    check_parity("pfedfda", tmp_path, aggregation=rule, assumed_liars=0.3, participation=1.0)

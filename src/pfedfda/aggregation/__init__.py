@@ -5,9 +5,9 @@ the plain sum or another way to combine contributions, is chosen here and known 
 """
 
 from pfedfda.aggregation.base import Aggregation, PlainSum
-from pfedfda.aggregation.choice import choose_aggregation
+from pfedfda.aggregation.choice import choose_aggregation, refuse_unfit
 from pfedfda.aggregation.fixed_point import FixedPoint, OutOfRangeError
-from pfedfda.aggregation.secure import AbandonedRoundError, SecureSum, Summation, refuse_unfit
+from pfedfda.aggregation.secure import AbandonedRoundError, SecureSum, Summation
 
 __all__ = [
     "AbandonedRoundError",

@@ -178,20 +178,25 @@ def with_loss(contribution: Tensors, update: Update) -> Tensors:
     return {**contribution, **dict(zip((LOSS, LOSS_WEIGHT), tensors, strict=True))}
 
 
-def refuse_unfit(config: Config, clients: int) -> None:
-    """Refuse a run in which secure aggregation has no chance, before anybody trains.
+def refuse(config: Config, method: Method, clients: int | None) -> None:
+    """Refuse a method that must see single updates, and too few clients.
 
     Parameters
     ----------
     config
         The settings of the run.
+    method
+        The method.
     clients
-        How many clients are trained.
+        How many clients are trained, if that is known.
     """
-    if not config.aggregation.secure_aggregation:
+    if not method.additive:
+        raise InputError(
+            f"{method.title} looks at the update of each client, which secure aggregation hides; "
+            f"choose a method for which pfedfda methods says that only the sum is needed."
+        )
+    if clients is None:
         return
-    for method in config.methods.values():
-        refuse_method(method)
     if clients < FEWEST:
         raise InputError(
             f"{clients} clients are trained; secure aggregation needs at least {FEWEST}."
@@ -207,13 +212,4 @@ def refuse_unfit(config: Config, clients: int) -> None:
         raise InputError(
             f"max-update-norm is {config.schedule.max_update_norm:g}; with secure aggregation of "
             f"{clients} clients it must be at most {most:.3g}, or numbers would be too coarse."
-        )
-
-
-def refuse_method(method: Method) -> None:
-    """Refuse a method that must see single updates."""
-    if not method.additive:
-        raise InputError(
-            f"{method.title} looks at the update of each client, which secure aggregation hides; "
-            f"choose a method for which pfedfda methods says that only the sum is needed."
         )

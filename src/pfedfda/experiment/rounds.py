@@ -103,10 +103,10 @@ class Run:
         self.method = method
         self.config = config
         self.schedule = config.schedule
-        self.aggregation = choose_aggregation(config, method)
         self.engine = engine
         self.observer = observer
         self.everybody = range(self.schedule.trained_clients(len(engine.federation)))
+        self.aggregation = choose_aggregation(config, method, len(self.everybody))
         self.writer = RunWriter(folder, config, method, engine.task, engine.federation)
         initial = method.init(engine.task)
         self.expected = self._expected_update(initial)

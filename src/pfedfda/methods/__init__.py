@@ -21,6 +21,7 @@ from pfedfda.methods.registry import (
     register,
     register_preset,
 )
+from pfedfda.methods.summands import Summand
 from pfedfda.methods.traffic import Sent, dry_run
 from pfedfda.methods.training import (
     Batch,
@@ -39,6 +40,7 @@ __all__ = [
     "Personal",
     "Samples",
     "Sent",
+    "Summand",
     "Task",
     "Tensors",
     "TrainingConfig",

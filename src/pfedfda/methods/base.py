@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pfedfda.errors import InputError, unknown
 from pfedfda.inputs import InputType
 from pfedfda.methods.space import Search
+from pfedfda.methods.summands import Summand
 from pfedfda.models import Body, Model, ModelConfig, build_model, model_tensors
 
 Tensors = dict[str, Tensor]
@@ -264,6 +265,9 @@ class Method(ABC):
     additive: ClassVar[bool] = True
     """Whether the sum of contributions is all that the server needs, so that whoever adds up (a
     tree of machines, a secure aggregation) need not show it single updates."""
+    summands: ClassVar[Mapping[str, Summand]] = {}
+    """What parts of a contribution are, by the first part of their names, where they are not simply
+    values times the update's weight. Rules that compare clients need to know."""
 
     def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)

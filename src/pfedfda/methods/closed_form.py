@@ -8,6 +8,7 @@ over rounds would count a client as often as it is drawn. The last round of a ru
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ from pfedfda.methods.base import (
 )
 from pfedfda.methods.generative import put_head
 from pfedfda.methods.rare_classes import without_rare
+from pfedfda.methods.summands import Summand
 from pfedfda.methods.training import extract_features
 
 # Added to a client's class shares, so that a class it has not seen stays possible.
@@ -48,6 +50,10 @@ class ClosedForm(Method):
     """A linear head in closed form on features that nobody trains."""
 
     training_free: ClassVar[bool] = True
+    summands: ClassVar[Mapping[str, Summand]] = {
+        "sums": Summand(per="counts"),
+        "squares": Summand(per="counts", about="sums"),
+    }
 
     def init(self, task: Task) -> Tensors:
         """Return a head that finds all classes equally likely."""

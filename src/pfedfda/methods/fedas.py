@@ -4,6 +4,7 @@ X. Yang, W. Huang and M. Ye, "FedAS: Bridging Inconsistency in Personalized Fede
 CVPR 2024.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from pfedfda.methods.base import WEIGHT, Client, Personal, Tensors, Update, add,
 from pfedfda.methods.fedpac import class_averages
 from pfedfda.methods.fedper import FedPer
 from pfedfda.methods.registry import register
+from pfedfda.methods.summands import Summand
 from pfedfda.methods.training import Batch, batches, cross_entropy, sgd
 from pfedfda.models import model_tensors
 
@@ -43,6 +45,7 @@ class FedAS(FedPer):
     paper: ClassVar[str] = "Yang et al., CVPR 2024"
     year: ClassVar[int] = 2024
     reveals: ClassVar[str] = "weights trained on its samples, and how much the loss depends on them"
+    summands: ClassVar[Mapping[str, Summand]] = {"body": Summand(per="fisher")}
 
     align_epochs: int = 1
     align_lr: float = 0.01

@@ -4,6 +4,7 @@ Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang and C. Zhang, "FedProto: Feder
 Learning across Heterogeneous Clients", AAAI 2022.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -27,6 +28,7 @@ from pfedfda.methods.base import (
 from pfedfda.methods.fedpac import class_averages
 from pfedfda.methods.rare_classes import rare_classes
 from pfedfda.methods.registry import register
+from pfedfda.methods.summands import Summand
 from pfedfda.methods.training import Batch, sgd
 from pfedfda.models import model_tensors
 
@@ -54,6 +56,7 @@ class FedProto(Method):
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     year: ClassVar[int] = 2022
     reveals: ClassVar[str] = "class counts and class means; a class's only sample is its mean"
+    summands: ClassVar[Mapping[str, Summand]] = {"prototypes": Summand(per="counts")}
 
     lam: float = 1.0
     serve: Literal["prototypes", "head"] = "prototypes"

@@ -62,6 +62,7 @@ from pfedfda.methods.pooling import Kept, kept_share, moved, pooled_covariance, 
 from pfedfda.methods.rare_classes import rare_classes
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Choices, Search
+from pfedfda.methods.summands import Summand
 from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, gaussian_model, model_tensors
 from pfedfda.seeding import torch_generator
@@ -179,6 +180,12 @@ class PFedFDA(Method):
         "personal_ridge": 0.1,
         "gaussian_features": False,
         "final_pass": False,
+    }
+    summands: ClassVar[Mapping[str, Summand]] = {
+        "means": Summand(per="counts"),  # where there are counts: else they have the weight
+        "covariance": Summand(covariance=True),
+        "squares": Summand(per="counts", about="means"),
+        "losses": Summand(per="validated"),
     }
 
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"

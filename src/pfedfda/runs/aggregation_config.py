@@ -13,7 +13,17 @@ class AggregationConfig:
     Parameters
     ----------
     aggregation
-        sum adds up what clients send, weighted as the method has it.
+        sum adds up what clients send, weighted as the method has it; one client that lies can make
+        of it what it likes. The others are for sites that may lie, and cost accuracy where none
+        does: median and trimmed-mean (of each number over the clients), multi-krum (the sum over
+        those that agree with most others) and clipped (the sum, in which nobody moves the model
+        much further than others do).
+    assumed_liars
+        The share of a round's clients that may lie, for trimmed-mean and multi-krum, which leave
+        out as many: trimmed-mean at either end.
+    clip_norm
+        How far a client may move a part of the model with clipped, in multiples of the median over
+        the clients.
     min_class_count
         Clients send no statistics (counts, means, covariance) of classes of which they have fewer
         training samples than this, and keep them for their own models; 1 sends all. The mean of a
@@ -28,12 +38,21 @@ class AggregationConfig:
         round is abandoned and named.
     """
 
-    aggregation: Literal["sum"] = "sum"
+    aggregation: Literal["sum", "median", "trimmed-mean", "multi-krum", "clipped"] = "sum"
+    assumed_liars: float = 0.2
+    clip_norm: float = 1.0
     min_class_count: int = 1
     secure_aggregation: bool = False
     secure_threshold: float = 2 / 3
 
     def __post_init__(self) -> None:
+        if not 0 <= self.assumed_liars < 0.5:
+            raise InputError(
+                f"assumed-liars is {self.assumed_liars}; it must lie in [0, 0.5): no rule helps "
+                f"against a majority."
+            )
+        if not self.clip_norm > 0:
+            raise InputError(f"clip-norm is {self.clip_norm}; it must be above 0.")
         if self.min_class_count < 1:
             raise InputError(f"min-class-count is {self.min_class_count}; it must be at least 1.")
         if not 0.5 < self.secure_threshold <= 1:
