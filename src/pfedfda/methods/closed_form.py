@@ -36,6 +36,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.generative import put_head
+from pfedfda.methods.private_moments import length_of, mended_moments
 from pfedfda.methods.training import extract_features
 
 # Added to a client's class shares, so that a class it has not seen stays possible.
@@ -99,6 +100,23 @@ class ClosedForm(Method):
         """Solve for the head; what earlier rounds gave is replaced."""
         head = self.head(total)
         return {"weight": head.weight, "bias": head.bias}
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return moments per sample, with features in units of their usual length."""
+        moments = super().private_contribution(state, update)
+        length = length_of(moments["sums"].shape[-1])
+        units = {"counts": 1.0, "sums": length, "squares": length**2}
+        return {name: tensor / units[name] for name, tensor in moments.items()}
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return moments that samples can have, of each fold if there are several."""
+        if noisy["counts"].ndim == 1:
+            return mended_moments(noisy, noise)
+        folds = range(len(noisy["counts"]))
+        parts = [mended_moments({n: t[fold] for n, t in noisy.items()}, noise) for fold in folds]
+        return {name: torch.stack([mended[name] for mended in parts]) for name in noisy}
 
     def fault(self, update: Update) -> str | None:
         """Refuse class counts, and moments that no samples can have together."""

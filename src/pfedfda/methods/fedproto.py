@@ -25,6 +25,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.fedpac import class_averages
+from pfedfda.methods.private_moments import length_of, mended_moments
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, sgd
 from pfedfda.models import model_tensors
@@ -87,6 +88,19 @@ class FedProto(Method):
         weight = torch.tensor(update.weight, dtype=torch.float64)
         add(total, {"prototypes": prototypes, "counts": counts, WEIGHT: weight})
         return total
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return class shares and sums, with features in units of their usual length."""
+        sent = super().private_contribution(state, update)
+        return sent | {"prototypes": sent["prototypes"] / length_of(sent["prototypes"].shape[1])}
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return sums without the classes that noise alone could have made."""
+        moments = {"counts": noisy["counts"], "sums": noisy["prototypes"]}
+        mended = mended_moments(moments, noise)
+        return {"counts": mended["counts"], "prototypes": mended["sums"]}
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Form the prototypes; a class that nobody of the round holds keeps its own."""
