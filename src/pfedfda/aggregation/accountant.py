@@ -6,6 +6,7 @@ of several q by the distribution of their privacy loss (Gopi, Lee and Wutschitz,
 it returns is an upper bound, by about 0.01 above the exact ε.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -64,8 +65,10 @@ def spent(noise: float, rounds: Sequence[Rounds], delta: float) -> float:
 
     accountant = PRVAccountant()
     accountant.history = [(noise, part.rate, part.number) for part in rounds]
-    # At rate 1 the chance to be left out is 0; its logarithm is -inf, as it should be.
-    with np.errstate(divide="ignore"):
+    # At rate 1 the chance to be left out is 0; its logarithm is -inf, as it should be. A rough
+    # bound, from which the accountant takes the size of its grid, may warn that it is rough.
+    with np.errstate(divide="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
         return float(accountant.get_epsilon(delta))
 
 

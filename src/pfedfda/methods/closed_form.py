@@ -36,7 +36,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.generative import put_head
-from pfedfda.methods.private_moments import length_of, mended_moments
+from pfedfda.methods.private_moments import mended_moments, units
 from pfedfda.methods.training import extract_features
 
 # Added to a client's class shares, so that a class it has not seen stays possible.
@@ -102,11 +102,10 @@ class ClosedForm(Method):
         return {"weight": head.weight, "bias": head.bias}
 
     def private_contribution(self, state: Tensors, update: Update) -> Tensors:
-        """Return moments per sample, with features in units of their usual length."""
+        """Return moments per sample, in units that suit one noise."""
         moments = super().private_contribution(state, update)
-        length = length_of(moments["sums"].shape[-1])
-        units = {"counts": 1.0, "sums": length, "squares": length**2}
-        return {name: tensor / units[name] for name, tensor in moments.items()}
+        unit = units(moments["sums"].shape[-1])._asdict()
+        return {name: tensor / unit[name] for name, tensor in moments.items()}
 
     def private_total(
         self, state: Tensors, noisy: Tensors, clients: float, noise: float

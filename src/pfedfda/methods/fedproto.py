@@ -25,7 +25,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.fedpac import class_averages
-from pfedfda.methods.private_moments import length_of, mended_moments
+from pfedfda.methods.private_moments import mended_moments, units
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, sgd
 from pfedfda.models import model_tensors
@@ -90,9 +90,13 @@ class FedProto(Method):
         return total
 
     def private_contribution(self, state: Tensors, update: Update) -> Tensors:
-        """Return class shares and sums, with features in units of their usual length."""
+        """Return class shares and sums, in units that suit one noise."""
         sent = super().private_contribution(state, update)
-        return sent | {"prototypes": sent["prototypes"] / length_of(sent["prototypes"].shape[1])}
+        unit = units(sent["prototypes"].shape[1])
+        return {
+            "counts": sent["counts"] / unit.counts,
+            "prototypes": sent["prototypes"] / unit.sums,
+        }
 
     def private_total(
         self, state: Tensors, noisy: Tensors, clients: float, noise: float

@@ -15,7 +15,7 @@ from pfedfda.methods.private_moments import (
     between_classes,
     denoised,
     held,
-    length_of,
+    units,
     within_classes,
 )
 
@@ -29,7 +29,7 @@ def interpolated_total(state: Tensors, noisy: Tensors, clients: float, noise: fl
     """Return the sum of what clients interpolated, with a covariance that can be one."""
     total = from_differences(_from_units(noisy), state, clients)
     covariance = unpack_symmetric(total["covariance"])
-    repaired = denoised(covariance, noise * len(covariance))
+    repaired = denoised(covariance, noise * units(len(covariance)).squares)
     return total | {
         "covariance": pack_symmetric(repaired),
         WEIGHT: torch.tensor(clients, dtype=torch.float64),
@@ -57,12 +57,12 @@ def pooled_total(state: Tensors, noisy: Tensors, clients: float, noise: float) -
     noisy = _from_units(noisy)
     known = part(state, "body", "covariance")
     total = from_differences(part(noisy, "body", "covariance"), known, clients)
-    counts = held(noisy["counts"], noise)
+    counts = held(noisy["counts"], noise * units(noisy["means"].shape[1]).counts)
     sums = noisy["means"] + noisy["counts"][:, None] * _known_means(state)
     sums = torch.where(counts[:, None] > 0, sums, 0.0)
     covariance = unpack_symmetric(total["covariance"])
     if part(noisy, "body"):
-        covariance = denoised(covariance, noise * len(covariance))
+        covariance = denoised(covariance, noise * units(len(covariance)).squares)
     else:
         covariance = within_classes(covariance, counts, sums, noise)
     total |= {
@@ -81,17 +81,16 @@ def _known_means(state: Tensors) -> Tensor:
     return torch.where(state["seen"][:, None] > 0, state["means"], 0.0).double()
 
 
+def _units(tensors: Tensors) -> dict[str, float]:
+    unit = units(tensors["means"].shape[1])
+    return {"counts": unit.counts, "means": unit.sums, "covariance": unit.squares}
+
+
 def _in_units(sent: Tensors) -> Tensors:
-    length = length_of(sent["means"].shape[1])
-    return sent | {
-        "means": sent["means"] / length,
-        "covariance": sent["covariance"] / length**2,
-    }
+    unit = _units(sent)
+    return {name: tensor / unit.get(name, 1.0) for name, tensor in sent.items()}
 
 
 def _from_units(noisy: Tensors) -> Tensors:
-    length = length_of(noisy["means"].shape[1])
-    return noisy | {
-        "means": noisy["means"] * length,
-        "covariance": noisy["covariance"] * length**2,
-    }
+    unit = _units(noisy)
+    return {name: tensor * unit.get(name, 1.0) for name, tensor in noisy.items()}

@@ -1,14 +1,15 @@
 """Moments of features in a private sum: common units for clients, and repairs for the server.
 
 A client sends shares: its counts, class sums and second moments are divided by its number of
-samples. Features are measured in units of √d, the length of features whose dimensions have a mean
-variance of 1, as those of a frozen backbone have. All blocks then have a length of about 1 or less,
-and one clip and one noise suit them all.
+samples, and then by public units, with which all blocks together have a length of about 1. So one
+clip and one noise suit them all. The units are for features whose dimensions have a mean variance of
+1, as those of a frozen backbone have; with others, more or less is clipped.
 
 What the server makes of noisy sums costs no privacy, since it sees nothing but them.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +22,22 @@ SAMPLES = 100.0
 counts takes fewer than one sample for none."""
 
 
-def length_of(dimension: int) -> float:
-    """Return the unit of features of this dimension."""
-    return math.sqrt(dimension)
+class Units(NamedTuple):
+    """What counts, sums of features and second moments are divided by."""
+
+    counts: float
+    sums: float
+    squares: float
+
+
+def units(dimension: int) -> Units:
+    """Return the units for features of so many dimensions.
+
+    Features of d dimensions have a length of about √d, and second moments one of at most d. Means
+    over many samples are shorter, and class sums need the least noise of all: their noise is divided
+    by the share of their class.
+    """
+    return Units(counts=1.0, sums=math.sqrt(dimension) / 4, squares=dimension / 2)
 
 
 def held(counts: Tensor, noise: float) -> Tensor:
@@ -47,7 +61,8 @@ def denoised(matrix: Tensor, noise: float) -> Tensor:
         The standard deviation of the noise on each entry on and above the diagonal.
     """
     dimension = len(matrix)
-    mean = max(float(matrix.trace()) / dimension, noise)
+    # The trace has noise too; a mean below its deviation may be anything, even negative.
+    mean = max(float(matrix.trace()) / dimension, noise / math.sqrt(dimension))
     distance = float(matrix.square().sum()) - dimension * mean**2
     share = 0.0
     if noise:
@@ -67,25 +82,25 @@ def between_classes(counts: Tensor, sums: Tensor) -> Tensor:
 
 
 def within_classes(squares: Tensor, counts: Tensor, sums: Tensor, noise: float) -> Tensor:
-    """Return the scatter about class means from noisy second moments, as a covariance has to be.
+    """Return the scatter about class means from noisy sums, as a covariance has to be.
 
     Parameters
     ----------
     squares : Tensor of shape (d, d)
-        The noisy Σzzᵀ, in which an entry has noise of `noise` times d.
+        The noisy Σzzᵀ.
     counts : Tensor of shape (C,)
         Noisy counts, none below 0.
     sums : Tensor of shape (C, d)
-        Noisy class sums, in which a number has noise of `noise` times √d.
+        Noisy class sums.
     noise : float
-        The standard deviation of the noise in the units of clients.
+        The standard deviation of the noise in `units`.
     """
-    dimension = len(squares)
+    unit = units(len(squares))
     scatter = squares - between_classes(counts, sums)
     # Noise makes class sums longer, by this much on average.
-    longer = (noise**2 * dimension / counts[counts > 0]).sum()
+    longer = ((noise * unit.sums) ** 2 / counts[counts > 0]).sum()
     scatter.diagonal().add_(longer)
-    return denoised(scatter, noise * dimension)
+    return denoised(scatter, noise * unit.squares)
 
 
 def mended_moments(noisy: Tensors, noise: float) -> Tensors:
@@ -94,16 +109,16 @@ def mended_moments(noisy: Tensors, noise: float) -> Tensors:
     Parameters
     ----------
     noisy
-        ``counts``, ``sums`` and, if need be, ``squares``, in the units of clients.
+        ``counts``, ``sums`` and, if need be, ``squares``, in `units`.
     noise
         The standard deviation of the noise on each number.
     """
-    counts = held(noisy["counts"], noise)
-    dimension = noisy["sums"].shape[-1]
-    sums = torch.where(counts[:, None] > 0, noisy["sums"], 0.0) * length_of(dimension)
+    unit = units(noisy["sums"].shape[-1])
+    counts = held(noisy["counts"], noise) * unit.counts
+    sums = torch.where(counts[:, None] > 0, noisy["sums"], 0.0) * unit.sums
     mended = {"counts": counts, "sums": sums}
     if "squares" in noisy:
-        squares = unpack_symmetric(noisy["squares"]) * dimension
+        squares = unpack_symmetric(noisy["squares"]) * unit.squares
         within = within_classes(squares, counts, sums, noise)
         mended["squares"] = pack_symmetric(within + between_classes(counts, sums))
     return {name: SAMPLES * tensor for name, tensor in mended.items()}
