@@ -4,9 +4,9 @@
     python experiments/privacy.py many
     python experiments/privacy.py scratch
 
-*frozen* is one round on features of a pretrained backbone, with 100 clients of CIFAR10-S at 25 % of
-the training samples; *many* the same with 500 clients at 50 %, each with fewer samples; *scratch* is
-50 rounds of training on digits with 100 clients.
+*frozen* is one round on features of a pretrained backbone, with 100 clients of CIFAR10-S at 25 %
+of the training samples; *many* the same with 500 clients at 50 %, each with fewer samples;
+*scratch* is 50 rounds of training on digits with 100 clients.
 
 What a run can choose, dimensions or the clip, is chosen for each method and ε by the mean accuracy
 on validation samples with seed 0, and then tested with seeds 1, 2 and 3. A seed draws the noise
@@ -26,10 +26,21 @@ from pfedfda.runs.config import named_federation
 RESULTS = Path(__file__).parents[1] / "results" / "privacy.csv"
 EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
 VALIDATION_SHARE = 0.2
-COLUMNS = (
-    "set,method,epsilon,delta,noise_multiplier,dims,clip,clients,rounds,seed,judged_on,"
-    "mean_accuracy,worst_tenth_accuracy"
-).split(",")
+COLUMNS = [
+    "set",
+    "method",
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "dims",
+    "clip",
+    "clients",
+    "rounds",
+    "seed",
+    "judged_on",
+    "mean_accuracy",
+    "worst_tenth_accuracy",
+]
 
 
 class Setting(NamedTuple):
@@ -53,7 +64,7 @@ FROZEN = named_federation("cifar10-s") | {
 SETS = {
     "frozen": Setting(FROZEN, ["pfedfda", "fedcgs"], "feature_dims", (32, 64, 256), (1, 2, 3)),
     "many": Setting(
-        FROZEN | {"clients": 500, "train_fraction": 0.5},
+        FROZEN | {"clients": 500, "train_fraction": 0.5, "min_samples": 40},
         ["pfedfda", "fedcgs"],
         "feature_dims",
         (64, 128),
@@ -71,7 +82,11 @@ SETS = {
 
 
 def run(
-    method: str, epsilon: float | None, choice: tuple[str, float], seed: int, settings: dict[str, Any]
+    method: str,
+    epsilon: float | None,
+    choice: tuple[str, float],
+    seed: int,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Run once, and return the line of the table without the name of the set."""
     settings = settings | {"seed": seed, "workers": 0, "quiet": True}
@@ -91,7 +106,7 @@ def run(
         "noise_multiplier": privacy.get("noise_multiplier", ""),
         "dims": settings.get("feature_dims", ""),
         "clip": privacy.get("clip", ""),
-        "clients": settings["clients"] if "clients" in settings else 100,
+        "clients": settings.get("clients", 100),
         "rounds": settings["rounds"],
         "seed": seed,
         "judged_on": judged_on,

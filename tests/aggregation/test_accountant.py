@@ -80,9 +80,7 @@ def test_in_the_last_round_all_clients_take_part() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("rounds", [rounds_of(1, 1.0), rounds_of(10, 0.3)])
-def test_noise_spends_the_budget_and_no_more(
-    epsilon: float, rounds: tuple[Rounds, ...]
-) -> None:
+def test_noise_spends_the_budget_and_no_more(epsilon: float, rounds: tuple[Rounds, ...]) -> None:
     noise = noise_for(epsilon, 1e-3, rounds)
     assert 0.98 * epsilon - ERROR < spent(noise, rounds, 1e-3) <= epsilon
     assert spent(0.98 * noise, rounds, 1e-3) > epsilon

@@ -90,9 +90,7 @@ def test_without_noise_and_limit_it_is_the_plain_sum(name: str) -> None:
 
 @EVERY_ADDITIVE
 @pytest.mark.parametrize("clip", [0.01, 1.0, 30.0])
-def test_one_client_more_or_less_moves_the_sum_by_at_most_the_clip(
-    name: str, clip: float
-) -> None:
+def test_one_client_more_or_less_moves_the_sum_by_at_most_the_clip(name: str, clip: float) -> None:
     method = all_methods()[name]()
     state = method.init(TASK)
     updates = updates_of(method, state, LABELS)

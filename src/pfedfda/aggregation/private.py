@@ -174,9 +174,8 @@ class PrivateSum(Aggregation):
         total = {name: torch.zeros(t.shape, dtype=torch.float64) for name, t in self.layout.items()}
         for update in updates:
             add(total, clipped(method, state, update, clip))
-        draw = secure_draw
-        if not self.is_secret:
-            draw = seeded_draw("privacy", self.schedule.seed, round_number)
+        seeded = seeded_draw("privacy", self.schedule.seed, round_number)
+        draw = secure_draw if self.is_secret else seeded
         add(total, noise_like(total, noise * clip, draw))
         last = round_number == self.schedule.rounds
         expected = self.clients * (1.0 if last else self.schedule.participation)

@@ -2,8 +2,8 @@
 
 A client sends shares: its counts, class sums and second moments are divided by its number of
 samples, and then by public units, with which all blocks together have a length of about 1. So one
-clip and one noise suit them all. The units are for features whose dimensions have a mean variance of
-1, as those of a frozen backbone have; with others, more or less is clipped.
+clip and one noise suit them all. The units are for features whose dimensions have a mean variance
+of 1, as those of a frozen backbone have; with others, more or less is clipped.
 
 What the server makes of noisy sums costs no privacy, since it sees nothing but them.
 """
@@ -34,8 +34,8 @@ def units(dimension: int) -> Units:
     """Return the units for features of so many dimensions.
 
     Features of d dimensions have a length of about √d, and second moments one of at most d. Means
-    over many samples are shorter, and class sums need the least noise of all: their noise is divided
-    by the share of their class.
+    over many samples are shorter, and class sums need the least noise of all: their noise is
+    divided by the share of their class.
     """
     return Units(counts=1.0, sums=math.sqrt(dimension) / 4, squares=dimension / 2)
 
