@@ -8,9 +8,11 @@
 of the training samples; *many* the same with 500 clients at 50 %, each with fewer samples;
 *scratch* is 50 rounds of training on digits with 100 clients.
 
-What a run can choose, dimensions or the clip, is chosen for each method and ε by the mean accuracy
-on validation samples with seed 0, and then tested with seeds 1, 2 and 3. A seed draws the noise
-anew; without noise, as at ε = inf, it changes next to nothing in the frozen sets.
+In *frozen* the number of dimensions is chosen for each method and ε by the mean accuracy on
+validation samples with seed 0, and then tested with seeds 1, 2 and 3. A seed draws the noise anew;
+without noise, as at ε = inf, it changes next to nothing there. The other sets take long, and have
+one seed and no choice: *many* has the dimensions that were chosen most often in *frozen*, *scratch*
+a clip of 0.1, with which FedAvg has 0.776 on validation samples at ε = 2, and 0.170 with 1.
 """
 
 import argparse
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pfedfda
+from pfedfda.errors import DivergedRunError
+from pfedfda.runs import load_run
 from pfedfda.runs.config import named_federation
 
 RESULTS = Path(__file__).parents[1] / "results" / "privacy.csv"
@@ -67,16 +71,16 @@ SETS = {
         FROZEN | {"clients": 500, "train_fraction": 0.5, "min_samples": 40},
         ["pfedfda", "fedcgs"],
         "feature_dims",
-        (64, 128),
-        (1, 2, 3),
+        (64,),
+        (1,),
     ),
     "scratch": Setting(
         {"source": "digits", "clients": 100, "alpha": 0.3, "rounds": 50, "eval_every": 0},
         ["fedavg", "pfedfda"],
         "dp_clip",
-        (1.0, 0.1),
+        (0.1,),
         (1,),
-        (2.0, 8.0, None),
+        (8.0, None),
     ),
 }
 
@@ -96,9 +100,13 @@ def run(
     if epsilon is not None or name != "dp_clip":
         settings[name] = value
     with tempfile.TemporaryDirectory() as folder:
-        result = pfedfda.run(method, output=Path(folder), **settings)
+        try:
+            result = pfedfda.run(method, output=Path(folder), **settings)
+        except DivergedRunError:
+            result = load_run(next(Path(folder).iterdir()))
         judged_on = result.judged_on
-    privacy = result.summary.get("privacy", {})
+    privacy, summary = result.summary.get("privacy", {}), result.summary
+    diverged = summary["status"] != "complete"
     return {
         "method": method,
         "epsilon": "inf" if epsilon is None else f"{epsilon:g}",
@@ -110,8 +118,8 @@ def run(
         "rounds": settings["rounds"],
         "seed": seed,
         "judged_on": judged_on,
-        "mean_accuracy": f"{result.mean_accuracy:.4f}",
-        "worst_tenth_accuracy": f"{result.summary['worst_tenth_accuracy']:.4f}",
+        "mean_accuracy": "diverged" if diverged else f"{result.mean_accuracy:.4f}",
+        "worst_tenth_accuracy": "" if diverged else f"{summary['worst_tenth_accuracy']:.4f}",
     }
 
 
@@ -122,10 +130,9 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     for epsilon in setting.epsilons:
         for method in setting.methods:
             lines = []
-            if epsilon is not None or name != "dp_clip":
-                for value in values:
-                    lines.append(run(method, epsilon, (name, value), 0, held_out))
-                    yield lines[-1]
+            for value in values if len(values) > 1 else ():
+                lines.append(run(method, epsilon, (name, value), 0, held_out))
+                yield lines[-1]
             best = max(range(len(lines)), key=lambda i: lines[i]["mean_accuracy"], default=0)
             for seed in setting.seeds:
                 yield run(method, epsilon, (name, values[best]), seed, setting.settings)

@@ -292,3 +292,14 @@ def test_where_the_noise_is_secret_nothing_is_counted_as_amplified() -> None:
     with pytest.raises(InputError, match="cannot be resumed"):
         secret.refuse_resume()
     seeded.refuse_resume()
+
+
+@pytest.mark.parametrize("name", ["pfedfda", "fedcgs", "fedncm", "fed3r", "fedproto"])
+def test_where_noise_drowns_all_counts_nothing_breaks(name: str) -> None:
+    method = all_methods()[name]()
+    state = method.init(TASK)
+    updates = updates_of(method, state, LABELS)
+    for seed in range(5):
+        drowned = private(method, state, dp_epsilon=0.02, dp_clip=0.01, seed=seed)
+        after = drowned.aggregate(method, state, iter(updates), 1)
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in after.values())

@@ -27,7 +27,6 @@ from pfedfda.methods.base import (
 )
 from pfedfda.methods.fedpac import class_averages
 from pfedfda.methods.fedper import FedPer
-from pfedfda.methods.private_moments import held
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, batches, cross_entropy, sgd
 from pfedfda.models import model_tensors
@@ -94,7 +93,7 @@ class FedAS(FedPer):
         self, state: Tensors, noisy: Tensors, clients: float, noise: float
     ) -> Tensors:
         """Return the sums; information that noise alone could have made is none."""
-        fisher = held(noisy["fisher"], noise)
+        fisher = torch.where(noisy["fisher"] > noise, noisy["fisher"], 0.0)
         return from_differences(part(noisy, "body"), state, float(fisher)) | {"fisher": fisher}
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:

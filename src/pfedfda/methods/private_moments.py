@@ -41,8 +41,14 @@ def units(dimension: int) -> Units:
 
 
 def held(counts: Tensor, noise: float) -> Tensor:
-    """Return counts without those that noise alone could have made."""
-    return torch.where(counts > noise, counts, 0.0)
+    """Return counts without those that noise alone could have made, but for the largest.
+
+    Without any class there would be no mean of everything.
+    """
+    kept = torch.where(counts > noise, counts, 0.0)
+    if not bool(kept.any()):
+        kept[counts.argmax()] = max(noise, 1e-300)
+    return kept
 
 
 def denoised(matrix: Tensor, noise: float) -> Tensor:
