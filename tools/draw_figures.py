@@ -1,8 +1,10 @@
 """Draw the figures of the documentation: ``python tools/draw_figures.py``.
 
-Everything is computed with `pfedfda.gaussian`; seeds are fixed, so the figures can be made again.
+Everything is computed with `pfedfda.gaussian` or read from a table in results; seeds are fixed, so
+the figures can be made again.
 """
 
+import csv
 from pathlib import Path
 
 import matplotlib as mpl
@@ -26,7 +28,10 @@ from pfedfda.gaussian import (
     interpolation_error_bound,
 )
 
-FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "docs" / "figures"
+PRIVACY = ROOT / "results" / "privacy.csv"
+TITLES = {"pfedfda": "pFedFDA", "fedcgs": "FedCGS"}
 # Colours that colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 
@@ -218,9 +223,38 @@ def draw_levels() -> None:
     plt.close(figure)
 
 
+def draw_privacy() -> None:
+    """Accuracy against ε, from the table of experiments/privacy.py."""
+    with PRIVACY.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["judged_on"] == "test"]
+    figure, panels = plt.subplots(1, 2, figsize=(8.4, 3.6), sharey=True, layout="constrained")
+    titles = {"frozen": "100 clients", "many": "500 clients"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        for method, colour in (("pfedfda", BLUE), ("fedcgs", ORANGE)):
+            found: dict[float, list[float]] = {}
+            for line in lines:
+                if (line["set"], line["method"]) == (name, method):
+                    accuracy = float(line["mean_accuracy"])
+                    found.setdefault(float(line["epsilon"]), []).append(accuracy)
+            plain = np.mean(found.pop(np.inf))
+            means = [np.mean(values) for values in found.values()]
+            axes.plot(list(found), means, color=colour, marker="o", label=TITLES[method])
+            low, high = ([f(values) for values in found.values()] for f in (min, max))
+            axes.fill_between(list(found), low, high, color=colour, alpha=0.25, linewidth=0)
+            axes.axhline(plain, color=colour, linestyle=":", linewidth=1.2)
+        axes.set(title=title, xlabel="ε", xscale="log")
+        axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        axes.minorticks_off()
+    panels[0].set_ylabel("mean accuracy over clients")
+    panels[0].legend(title="dotted: no privacy", fontsize=8, title_fontsize=8, loc="lower right")
+    figure.savefig(FIGURES / "privacy.png", dpi=150)
+    plt.close(figure)
+
+
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
     draw_interpolation()
     draw_bound()
     draw_levels()
+    draw_privacy()
     print(*sorted(FIGURES.glob("*.png")), sep="\n")

@@ -1,7 +1,7 @@
 """The contract of an aggregation, and the plain sum."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ class Aggregation:
     This class leaves all to the method, which adds up its clients' contributions. Others derive
     from it.
     """
+
+    fills_empty_rounds: ClassVar[bool] = False
+    """Whether a round without any update is aggregated too. Each client then takes part by its own
+    coin alone, and nobody is drawn in place of nobody."""
 
     loss: tuple[float, float] = (0.0, 0.0)
     """Of the last round whose updates nobody saw: training losses times weights, and the weights,
@@ -74,6 +78,19 @@ class Aggregation:
         """Return what of an update goes into `aggregate`; raise OutOfRangeError to leave it out."""
         return update
 
+    def prepare(self, clients: int, initial: Tensors, expected: Tensors | None) -> None:
+        """Learn what the first round will bring, and refuse what cannot be.
+
+        Parameters
+        ----------
+        clients
+            How many clients may take part.
+        initial
+            The server's state before the first round.
+        expected
+            Tensors of the names, shapes and types that an update has, None if that is not known.
+        """
+
     def aggregate(
         self, method: Method, state: Tensors, updates: Iterable[Update], round_number: int
     ) -> Tensors:
@@ -88,16 +105,28 @@ class Aggregation:
             The server's state before the round. It must not change.
         updates
             The updates that are in order, as a stream in an order that depends on the clients
-            alone. There is at least one.
+            alone. There is at least one, unless
+            `fills_empty_rounds` says that there may be none.
         round_number
             The round, from 1; with the seed of the run it determines every random draw, so that a
             run that is resumed goes on as it would have.
         """
         return method.aggregate(state, updates)
 
+    def commitment(self) -> Mapping[str, Any]:
+        """Return what a run that is resumed must have in common with the one that was stopped."""
+        return {}
+
+    def refuse_resume(self) -> None:
+        """Refuse to go on with a run that was stopped, if that cannot be done."""
+
     def summary(self, rounds: int) -> Mapping[str, Any]:
         """Return what ``summary.json`` says of the aggregation after so many rounds."""
         return {}
+
+    def closing_words(self, rounds: int) -> str:
+        """Return what to say when so many rounds are over; empty for nothing."""
+        return ""
 
 
 class PlainSum(Aggregation):

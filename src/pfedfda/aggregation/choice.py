@@ -1,6 +1,7 @@
 """Which aggregation a run uses."""
 
 from pfedfda.aggregation.base import Aggregation, PlainSum
+from pfedfda.aggregation.private import PrivateSum
 from pfedfda.aggregation.robust import Clipped, Median, MultiKrum, Robust, TrimmedMean
 from pfedfda.aggregation.secure import SecureSum, refuse
 from pfedfda.errors import InputError
@@ -38,6 +39,8 @@ def choose_aggregation(config: Config, method: Method, clients: int | None = Non
     if asked.secure_aggregation:
         refuse(config, method, clients)
         return SecureSum(config)
+    if asked.dp_epsilon is not None:
+        return PrivateSum(config, method)
     if asked.aggregation == "sum":
         return PlainSum()
     rule = _robust(config, method)

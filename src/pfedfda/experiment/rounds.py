@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -40,18 +40,23 @@ MIN_FAILURES = 10
 
 
 def draw_participants(
-    num_clients: int, participation: float, seed: int, round_number: int, last_round: int
+    num_clients: int,
+    participation: float,
+    seed: int,
+    round_number: int,
+    last_round: int,
+    may_be_empty: bool = False,
 ) -> list[int]:
     """Return who takes part in a round.
 
     Each client does with the probability `participation`, independently. If nobody were drawn, one
-    client is, uniformly; in the last round all clients take part.
+    client is, uniformly, unless the round may be empty; in the last round all clients take part.
     """
     if round_number == last_round:
         return list(range(num_clients))
     generator = torch_generator("participation", seed, round_number)
     drawn = torch.rand(num_clients, generator=generator) < participation
-    if not drawn.any():
+    if not may_be_empty and not drawn.any():
         drawn[torch.randint(num_clients, (1,), generator=generator)] = True
     return [int(client) for client in drawn.nonzero()]
 
@@ -110,8 +115,12 @@ class Run:
         self.writer = RunWriter(folder, config, method, engine.task, engine.federation)
         initial = method.init(engine.task)
         self.expected = self._expected_update(initial)
+        self.aggregation.prepare(len(self.everybody), initial, self.expected)
+        self.writer.commit(self.aggregation.commitment())
         checkpoint = self.writer.resume(initial)
-        if checkpoint is None:
+        if checkpoint is not None:
+            self.aggregation.refuse_resume()
+        else:
             checkpoint = Checkpoint(0, initial)
             self.writer.write_checkpoint(checkpoint)
         self.reached = self.saved = checkpoint
@@ -178,6 +187,8 @@ class Run:
                 f"their results are in {folder}."
             ) from error
         self.observer.finished()
+        if words := self.aggregation.closing_words(self.tally.rounds):
+            self.observer.say(f"{self.method.title}: {words}")
         tested = int(self.engine.federation.test_sizes[: len(self.everybody)].sum())
         if doubts := doubt(self.final, tested, self.engine.task):
             self.observer.say(f"{self.method.title}: {doubts}")
@@ -192,6 +203,7 @@ class Run:
             schedule.seed,
             round_number,
             schedule.rounds,
+            self.aggregation.fills_empty_rounds,
         )
         evaluates = schedule.evaluates(round_number)
         steps = len(participants) + (len(self.everybody) if evaluates else 0)
@@ -229,11 +241,11 @@ class Run:
             self.trained = participants
             step = Step("train", self.method, round_number, self.writer.states, summation=summation)
             outcomes = self.engine.run(step, self.state, participants)
-            updates = self._usable(outcomes, step, losses, 1 / steps)
-            first = next(updates, None)
-            # A round without a usable update leaves everything as it was.
-            if first is not None or summation is not None:
-                updates = chain([first] if first is not None else [], updates)
+            updates = self._usable(outcomes, step, losses, 1 / max(steps, 1))
+            first = list(islice(updates, 1))
+            # Without a usable update a round leaves everything as it was, as a rule.
+            if first or summation is not None or self.aggregation.fills_empty_rounds:
+                updates = chain(first, updates)
                 after = self.aggregation.aggregate(self.method, self.state, updates, round_number)
                 for _ in updates:  # a method may stop reading early; every client still trains
                     pass

@@ -1,6 +1,7 @@
 """The ServerApp: gathers the sites and hands them to the round loop as an engine."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -55,6 +56,10 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
     """
     config, server = settings.config, settings.server
     folder = server.resume
+    if config.aggregation.dp_epsilon is not None:
+        # Sites know the seed of the run.
+        aggregation = replace(config.aggregation, dp_randomness="system")
+        config = replace(config, aggregation=aggregation)
     if folder is not None:
         if is_complete(folder):
             observer.say(f"{folder} is complete already.")

@@ -342,6 +342,49 @@ class Method(ABC):
             if name != WEIGHT
         }
 
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return what is clipped and added up in place of `contribution` in a private run.
+
+        Whoever adds up shortens all numbers together to a given length, and adds the same noise to
+        each of them. So they should be small where little is learned, and of comparable size. They
+        depend on this client alone, which counts as one whatever its weight: the number of samples
+        is its own business. It must not change the update, and the names and shapes must not depend
+        on its content.
+
+        By default these are differences from the state; of a method with a contribution of its own,
+        that contribution per unit of weight.
+        """
+        if self._sums_in_its_own_way():
+            own = self.contribution(update)
+            return {name: t / update.weight for name, t in own.items() if name != WEIGHT}
+        return differences(update.tensors, state)
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return what `finish` takes, from a private sum.
+
+        It mends what noise breaks and `finish` relies on, such as counts that are not negative.
+
+        Parameters
+        ----------
+        state
+            The server's state before the round.
+        noisy
+            The sum of private contributions, with noise.
+        clients
+            How many clients take part on average; how many did is secret.
+        noise
+            The standard deviation of the noise on each number.
+        """
+        total = {WEIGHT: torch.tensor(clients, dtype=torch.float64)}
+        if self._sums_in_its_own_way():
+            return total | noisy
+        return total | from_differences(noisy, state, clients)
+
+    def _sums_in_its_own_way(self) -> bool:
+        return type(self).contribution is not Method.contribution
+
     def aggregate(self, state: Tensors, updates: Iterable[Update]) -> Tensors:
         """Return the server's state after a round.
 
@@ -393,6 +436,22 @@ def add(total: Tensors, tensors: Tensors, weight: float = 1.0) -> None:
             total[name] = torch.zeros(tensor.shape, dtype=torch.float64)
         # Whole numbers, such as the counters of batch norm, cannot be scaled as they are.
         total[name].add_(tensor if tensor.is_floating_point() else tensor.double(), alpha=weight)
+
+
+def differences(tensors: Tensors, state: Tensors) -> Tensors:
+    """Return how tensors differ from those of the state, without counters such as batch norm's."""
+    return {
+        name: tensor.double() - state.get(name, 0.0)
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
+
+
+def from_differences(summed: Tensors, state: Tensors, clients: float) -> Tensors:
+    """Return the sum over clients whose differences have this sum; counters stay as they are."""
+    total = {name: tensor + clients * state.get(name, 0.0) for name, tensor in summed.items()}
+    counters = {name: t for name, t in state.items() if not t.is_floating_point()}
+    return total | {name: clients * tensor.double() for name, tensor in counters.items()}
 
 
 def wrong_counts(counts: Tensor, weight: float) -> str | None:

@@ -37,6 +37,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.generative import put_head
+from pfedfda.methods.private_moments import mended_moments, units
 from pfedfda.methods.rare_classes import without_rare
 from pfedfda.methods.summands import Summand
 from pfedfda.methods.training import extract_features
@@ -108,6 +109,22 @@ class ClosedForm(Method):
             return dict(state)
         head = self.head(total)
         return {"weight": head.weight, "bias": head.bias}
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return moments per sample, in units that suit one noise."""
+        moments = super().private_contribution(state, update)
+        unit = units(moments["sums"].shape[-1])._asdict()
+        return {name: tensor / unit[name] for name, tensor in moments.items()}
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return moments that samples can have, of each fold if there are several."""
+        if noisy["counts"].ndim == 1:
+            return mended_moments(noisy, noise)
+        folds = range(len(noisy["counts"]))
+        parts = [mended_moments({n: t[fold] for n, t in noisy.items()}, noise) for fold in folds]
+        return {name: torch.stack([mended[name] for mended in parts]) for name in noisy}
 
     def fault(self, update: Update) -> str | None:
         """Refuse class counts, and moments that no samples can have together."""

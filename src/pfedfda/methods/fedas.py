@@ -13,7 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pfedfda.errors import InputError
-from pfedfda.methods.base import WEIGHT, Client, Personal, Tensors, Update, add, as_type, load, part
+from pfedfda.methods.base import (
+    WEIGHT,
+    Client,
+    Personal,
+    Tensors,
+    Update,
+    add,
+    as_type,
+    differences,
+    from_differences,
+    load,
+    part,
+)
 from pfedfda.methods.fedpac import class_averages
 from pfedfda.methods.fedper import FedPer
 from pfedfda.methods.registry import register
@@ -73,6 +85,19 @@ class FedAS(FedPer):
         add(total, part(update.tensors, "body"), float(fisher))
         add(total, {"fisher": fisher, WEIGHT: torch.tensor(update.weight, dtype=torch.float64)})
         return total
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return the information, and the difference from the state times it."""
+        fisher = update.tensors["fisher"].double()
+        moved = differences(part(update.tensors, "body"), state)
+        return {name: fisher * tensor for name, tensor in moved.items()} | {"fisher": fisher}
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return the sums; information that noise alone could have made is none."""
+        fisher = torch.where(noisy["fisher"] > noise, noisy["fisher"], 0.0)
+        return from_differences(part(noisy, "body"), state, float(fisher)) | {"fisher": fisher}
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Form the mean body; without any information the old one stays."""

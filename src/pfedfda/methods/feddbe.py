@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pfedfda.errors import InputError
 from pfedfda.methods.base import Client, Personal, Task, Tensors, Update, load, part
 from pfedfda.methods.fedavg import FedAvg
+from pfedfda.methods.private_moments import units
 from pfedfda.methods.registry import register
 from pfedfda.methods.training import Batch, cross_entropy, extract_features, sgd
 from pfedfda.models import model_tensors
@@ -76,6 +77,20 @@ class FedDBE(FedAvg):
         client.state = {"bias": bias.detach().cpu().clone()}
         sent = model_tensors(model) | {"consensus": mean}
         return Update(sent, client.num_samples, {"train_loss": loss})
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return differences; the consensus counts only in the first round."""
+        sent = super().private_contribution(state, update)
+        unit = units(len(sent["consensus"])).sums
+        known = bool(state["known"])
+        return sent | {"consensus": sent["consensus"] * (0.0 if known else 1 / unit)}
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return sums, with the consensus in its own units."""
+        consensus = noisy["consensus"] * units(len(noisy["consensus"])).sums
+        return super().private_total(state, noisy | {"consensus": consensus}, clients, noise)
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Average the models, and in the first round the mean features."""

@@ -26,6 +26,7 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.fedpac import class_averages
+from pfedfda.methods.private_moments import mended_moments, units
 from pfedfda.methods.rare_classes import rare_classes
 from pfedfda.methods.registry import register
 from pfedfda.methods.summands import Summand
@@ -91,6 +92,23 @@ class FedProto(Method):
         weight = torch.tensor(update.weight, dtype=torch.float64)
         add(total, {"prototypes": prototypes, "counts": counts, WEIGHT: weight})
         return total
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return class shares and sums, in units that suit one noise."""
+        sent = super().private_contribution(state, update)
+        unit = units(sent["prototypes"].shape[1])
+        return {
+            "counts": sent["counts"] / unit.counts,
+            "prototypes": sent["prototypes"] / unit.sums,
+        }
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return sums without the classes that noise alone could have made."""
+        moments = {"counts": noisy["counts"], "sums": noisy["prototypes"]}
+        mended = mended_moments(moments, noise)
+        return {"counts": mended["counts"], "prototypes": mended["sums"]}
 
     def finish(self, state: Tensors, total: Tensors) -> Tensors:
         """Form the prototypes; a class that nobody of the round holds keeps its own."""

@@ -58,6 +58,12 @@ from pfedfda.methods.base import (
     wrong_counts,
 )
 from pfedfda.methods.generative import pack_statistics, put_head, unpack_statistics
+from pfedfda.methods.pfedfda_private import (
+    interpolated_differences,
+    interpolated_total,
+    pooled_differences,
+    pooled_total,
+)
 from pfedfda.methods.pooling import Kept, kept_share, moved, pooled_covariance, pooled_means
 from pfedfda.methods.rare_classes import rare_classes
 from pfedfda.methods.registry import register
@@ -346,6 +352,20 @@ class PFedFDA(Method):
         if self._adds_squares(update):
             add(total, {"squares": means.T @ (counts[:, None] * means)})
         return total
+
+    def private_contribution(self, state: Tensors, update: Update) -> Tensors:
+        """Return differences per sample; losses of levels stay at home, for they have no bound."""
+        if self.statistics == "interpolated":
+            return interpolated_differences(state, update)
+        return pooled_differences(state, update, self._adds_squares(update))
+
+    def private_total(
+        self, state: Tensors, noisy: Tensors, clients: float, noise: float
+    ) -> Tensors:
+        """Return sums with counts of at least 0 and a covariance that can be one."""
+        if self.statistics == "interpolated":
+            return interpolated_total(state, noisy, clients, noise)
+        return pooled_total(state, noisy, clients, noise)
 
     def _adds_squares(self, update: Update) -> bool:
         """Tell whether the pooled covariance is that of all features about the global means.

@@ -306,7 +306,7 @@ def _entries(runs: Sequence[RunResult], own_partitions: bool) -> list[Entry]:
             run.status,
             run.rounds,
             {n: v for n, v in schedule.items() if n not in ("seed", "checkpoint_every")},
-            *(run.config.get(table, {}) for table in ("model", "training")),
+            *(run.config.get(table, {}) for table in ("model", "training", "aggregation")),
             *run.config["methods"].values(),
         ]
         key = _key(settings)

@@ -95,6 +95,8 @@ def group_sections(group: Group, key: str) -> list[Section]:
     """Return the sections about a federation; `key` begins the identifiers of their figures."""
     entries = group.entries
     sections = [_comparison_section(entries)]
+    if any(entry.first.privacy for entry in entries):
+        sections.append(_privacy_section(entries))
     if group.statistics is not None:
         sections.append(_seeds_section(group.statistics, entries))
     evaluated = [entry for entry in entries if entry.rounds]
@@ -150,6 +152,19 @@ def _comparison_section(entries: Sequence[Entry]) -> Section:
         details.append(("Every run", tables.every_run(entries)))
     heading = "Comparison" if len(entries) > 1 else "Result"
     return Section(heading, text, tables=[(None, tables.comparison(entries))], details=details)
+
+
+def _privacy_section(entries: Sequence[Entry]) -> Section:
+    text = (
+        "The promise is to a client with all its samples: with or without it, any result of the "
+        "server's has nearly the same probability, up to the factor exp(ε) and but for δ. "
+        "Contributions are shortened to the clip, and noise on their sum has the standard "
+        "deviation of the multiplier times the clip. Personal models, and the accuracies on this "
+        "page, are not covered."
+    )
+    if any(entry.seeds > 1 for entry in entries):
+        text += " The run of each seed spends a budget of its own."
+    return Section("Differential privacy", text, tables=[(None, tables.privacy(entries))])
 
 
 def _seeds_section(table: SeedTable, entries: Sequence[Entry]) -> Section:

@@ -111,6 +111,26 @@ def comparison(entries: Sequence[Entry], mark_best: bool = True) -> Table:
     return Table("comparison of methods", "sortable", [head], [rows])
 
 
+def privacy(entries: Sequence[Entry]) -> Table:
+    """Return the table of what runs promise and have spent; a run without promises nothing."""
+    columns = [
+        ("ε spent", "epsilon", 2),
+        ("ε budget", "epsilon_budget", 2),
+        ("δ", "delta", 6),
+        ("clip", "clip", 3),
+        ("noise multiplier", "noise_multiplier", 4),
+        ("clients", "clients", 0),
+    ]
+    rows = []
+    for entry in entries:
+        told = entry.first.privacy
+        cells = [Cell(entry.label, heading="row", kind="entry"), Cell("client" if told else "none")]
+        cells += [_number(told.get(name), digits) for _, name, digits in columns]
+        rows.append(Row(cells, entry.index))
+    head = _headings("method", ["unit", *(heading for heading, *_ in columns)])
+    return Table("differential privacy", "sortable", [head], [rows])
+
+
 def over_seeds(table: SeedTable, entries: Sequence[Entry]) -> Table:
     """Return the means over seeds with intervals, and the differences from the best other."""
     indices = {entry.label: entry.index for entry in entries}

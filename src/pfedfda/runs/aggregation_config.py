@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pfedfda.errors import InputError
+from pfedfda.errors import InputError, unknown
+
+MOST_EPSILON = 100.0
+RANDOMNESS = ("seed", "system")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,21 @@ class AggregationConfig:
     secure_threshold
         The share of a round's clients whose contributions must arrive, above a half; with fewer the
         round is abandoned and named.
+    dp_epsilon
+        Differential privacy for each client: what the server's results of all rounds may tell of
+        one client, at most this ε. Smaller is more private and less accurate; 1 to 10 is usual. By
+        default there is no such promise. Needs the extra privacy (opacus).
+    dp_delta
+        The δ that goes with it, the chance that the promise fails; by default 1 / n^1.1 for n
+        clients. A promise to thousands of clients should have a smaller one than to ten.
+    dp_clip
+        The length to which a client's contribution to a round is shortened, 1 by default: the norm
+        of its change of the model together with its statistics, these per sample and in units of
+        the usual length of features. Noise grows with it.
+    dp_randomness
+        Where the noise comes from: seed (the run's seed, so that a run can be repeated and resumed;
+        whoever knows the seed can subtract it) or system (the operating system's secure generator,
+        as on Flower always).
     """
 
     aggregation: Literal["sum", "median", "trimmed-mean", "multi-krum", "clipped"] = "sum"
@@ -44,6 +62,10 @@ class AggregationConfig:
     min_class_count: int = 1
     secure_aggregation: bool = False
     secure_threshold: float = 2 / 3
+    dp_epsilon: float | None = None
+    dp_delta: float | None = None
+    dp_clip: float | None = None
+    dp_randomness: Literal["seed", "system"] = "seed"
 
     def __post_init__(self) -> None:
         if not 0 <= self.assumed_liars < 0.5:
@@ -55,6 +77,10 @@ class AggregationConfig:
             raise InputError(f"clip-norm is {self.clip_norm}; it must be above 0.")
         if self.min_class_count < 1:
             raise InputError(f"min-class-count is {self.min_class_count}; it must be at least 1.")
+        self._check_secure_aggregation()
+        self._check_privacy()
+
+    def _check_secure_aggregation(self) -> None:
         if not 0.5 < self.secure_threshold <= 1:
             raise InputError(
                 f"secure-threshold is {self.secure_threshold}; it must be above 0.5 and at most 1."
@@ -63,4 +89,33 @@ class AggregationConfig:
             raise InputError(
                 f"The aggregation is {self.aggregation}, which looks at single updates; "
                 f"secure-aggregation shows only their sum."
+            )
+
+    def _check_privacy(self) -> None:
+        if self.dp_epsilon is None:
+            for name in ("dp_delta", "dp_clip"):
+                if getattr(self, name) is not None:
+                    option = name.replace("_", "-")
+                    raise InputError(f"{option} is {getattr(self, name)}; it needs dp-epsilon.")
+        elif not 0 < self.dp_epsilon <= MOST_EPSILON:
+            raise InputError(
+                f"dp-epsilon is {self.dp_epsilon}; it must be above 0 and at most "
+                f"{MOST_EPSILON:g}, beyond which it promises nothing."
+            )
+        if self.dp_delta is not None and not 0 < self.dp_delta < 1:
+            raise InputError(f"dp-delta is {self.dp_delta}; it must lie between 0 and 1.")
+        if self.dp_clip is not None and not 0 < self.dp_clip < float("inf"):
+            raise InputError(f"dp-clip is {self.dp_clip}; it must be finite and above 0.")
+        if self.dp_randomness not in RANDOMNESS:
+            raise unknown("dp-randomness", self.dp_randomness, RANDOMNESS)
+        if self.dp_epsilon is None:
+            return
+        if self.aggregation != "sum":
+            raise InputError(
+                f"The aggregation is {self.aggregation}, which looks at single updates; dp-epsilon "
+                f"adds noise to their sum."
+            )
+        if self.secure_aggregation:
+            raise InputError(
+                "dp-epsilon and secure-aggregation cannot be combined: the server adds the noise."
             )

@@ -24,3 +24,4 @@ QUALITY_COLUMNS = ("balanced_accuracy", "nll", "brier", "ece")  # of a client, a
 NEW_CLIENT_COLUMNS = ("client", "condition", "test_samples", "accuracy")
 TRAFFIC = ("bytes_up", "bytes_down")
 TRAFFIC_PER_ROUND = ("bytes_up_per_round", "bytes_down_per_round")
+PRIVACY = ("epsilon", "epsilon_budget", "delta", "clip", "noise_multiplier", "clients")

@@ -22,6 +22,7 @@ from pfedfda.runs.layout import (
     MANIFEST,
     METRICS,
     NEW_CLIENTS,
+    PRIVACY,
     QUALITY_COLUMNS,
     SUMMARY,
     TRAFFIC,
@@ -128,6 +129,12 @@ class RunResult:
         return self._numbers(self._object(self._table("seconds"), "clients"))
 
     @property
+    def privacy(self) -> dict[str, float]:
+        """The numbers of differential privacy, empty for a run without."""
+        table = self._table("privacy")
+        return self._numbers({name: table.get(name) for name in PRIVACY} if table else {})
+
+    @property
     def machine(self) -> dict[str, str]:
         """The machine and the versions of the software."""
         return {printable(k): printable(v) for k, v in self._table("machine").items()}
@@ -203,7 +210,15 @@ def read_run(folder: Path) -> RunResult:
     run = _read_summary(folder)
     for name in (*ACCURACIES, *QUALITIES, "test_loss", *TRAFFIC, *TRAFFIC_PER_ROUND, "rounds"):
         run.number(name)
-    for read in ("seconds", "client_seconds", "machine", "config", "new_clients", "predictions"):
+    for read in (
+        "seconds",
+        "client_seconds",
+        "privacy",
+        "machine",
+        "config",
+        "new_clients",
+        "predictions",
+    ):
         getattr(run, read)
     if "mean_accuracy" in run.summary:
         for name, content in ((METRICS, run.metrics), (CLIENTS, run.clients)):

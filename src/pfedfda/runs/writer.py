@@ -128,6 +128,11 @@ class RunWriter:
         for place in (folder / CHECKPOINT, folder, folder.parent):
             flush(place)
 
+    def commit(self, commitment: Mapping[str, Any]) -> None:
+        """Note what the run must still have in common with itself when it is resumed."""
+        if commitment:
+            self.about["commitment"] = dict(commitment)
+
     def log_sizes(self) -> dict[str, int]:
         """Return the lengths in bytes of the files that grow by lines."""
         paths = {name: self.folder / name for name in LOGS}
@@ -153,6 +158,11 @@ class RunWriter:
                 f"The checkpoint in {self.folder} was made with other images than those that its "
                 f"config.toml leads to now, or by an older pfedfda; bring them back, or start a "
                 f"new run."
+            )
+        if checkpoint.about.get("commitment") != self.about.get("commitment"):
+            raise InputError(
+                f"The run in {self.folder} has begun with another promise of privacy than its "
+                f"config.toml leads to now: bring its settings back, or start a new run."
             )
         for name, tensor in initial.items():
             saved = checkpoint.state.get(name)
