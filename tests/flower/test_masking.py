@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'pfedfd
 
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-from pfedfda.aggregation import Summation, choose_aggregation
-from pfedfda.aggregation.secure import summand, threshold
+from pfedfda.aggregation import Summation, Terms, choose_aggregation
+from pfedfda.aggregation.secure import threshold
 from pfedfda.engine.client import client_step
 from pfedfda.flower.masking import Party, ProtocolError, Secrets, key_stream, pair_seed, unmask
 from pfedfda.methods import all_methods, dry_run, find_method
@@ -91,7 +91,9 @@ def test_the_unmasked_sum_is_the_fixed_point_sum_of_every_method(name: str) -> N
         message = method.message(state, client.client_id)
         update = client_step("train", method, client, message).update
         assert update is not None
-        numbers.append(summand(aggregation, method, update, summation.fixed, 1, 4))
+        terms = Terms(1, summation.needed)
+        clear = aggregation.contribution(method, state, update, terms)
+        numbers.append(summation.fixed.encode(clear))
     for dropped in ([], [2]):
         found = run_protocol(numbers, dropped, [], summation.needed)
         clear = [n for i, n in enumerate(numbers) if i not in dropped]

@@ -80,6 +80,16 @@ def test_a_sum_under_masks_is_that_of_the_simulation(method: str, tmp_path: Path
     check_parity(method, tmp_path, secure_aggregation=True, participation=0.8)
 
 
+@pytest.mark.parametrize(
+    "method", ["pfedfda", "pfedfda-paper", "feddbe", "fedas", "fedproto", "fed3r", "local"]
+)
+def test_noise_in_shares_is_that_of_the_simulation(method: str, tmp_path: Path) -> None:
+    """If it comes from the seed; what a message lacks of the state, a site is sent besides."""
+    pytest.importorskip("opacus")
+    private = {"dp_epsilon": 50.0, "dp_randomness": "seed", "secure_aggregation": True}
+    check_parity(method, tmp_path, participation=0.8, **private)
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "numbers": {"model": "mlp"},
     "own module": {"model": "tests.models.normed:Normed"},

@@ -4,7 +4,7 @@ A method says what a client contributes and what the server makes of the sum. Wh
 the plain sum or another way to combine contributions, is chosen here and known to no method.
 """
 
-from pfedfda.aggregation.base import Aggregation, PlainSum
+from pfedfda.aggregation.base import Aggregation, PlainSum, Terms
 from pfedfda.aggregation.choice import choose_aggregation, refuse_unfit
 from pfedfda.aggregation.fixed_point import FixedPoint, OutOfRangeError
 from pfedfda.aggregation.secure import AbandonedRoundError, SecureSum, Summation
@@ -17,6 +17,7 @@ __all__ = [
     "PlainSum",
     "SecureSum",
     "Summation",
+    "Terms",
     "choose_aggregation",
     "refuse_unfit",
 ]

@@ -1,6 +1,7 @@
 """The contract of an aggregation, and the plain sum."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,26 @@ from pfedfda.methods import Method, Tensors, Update
 
 if TYPE_CHECKING:
     from pfedfda.aggregation.secure import Summation
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a client must know of a round whose contributions nobody sees.
+
+    Parameters
+    ----------
+    round
+        The round, from 1.
+    needed
+        How many contributions there must be; with fewer there is no sum.
+    noise_multiplier
+        The standard deviation of the noise that the sum of so many must have, in clips; None for a
+        sum without noise.
+    """
+
+    round: int
+    needed: int
+    noise_multiplier: float | None = None
 
 
 class Aggregation:
@@ -52,25 +73,23 @@ class Aggregation:
         """
         return None
 
-    def contribution(
-        self, method: Method, update: Update, round_number: int, participants: int
-    ) -> Tensors:
+    def contribution(self, method: Method, state: Tensors, update: Update, terms: Terms) -> Tensors:
         """Return what a client adds to the sum, in double precision, before it is rounded.
 
         It is the last thing that happens to a contribution in the clear: at its site, or in place
         of it on one machine. The draws of an aggregation that adds noise here must depend on the
-        seed, the round and ``update.client_id`` alone.
+        seed, the round and ``update.client_id`` alone, unless they are to be secret.
 
         Parameters
         ----------
         method
             The method.
+        state
+            The server's state before the round. A site is sent it only where the sum has noise.
         update
             What the client would send in the clear, after all checks.
-        round_number
-            The round, from 1.
-        participants
-            How many clients take part in the round; some of them may fail.
+        terms
+            What everybody knows of the round.
         """
         return method.contribution(update)
 

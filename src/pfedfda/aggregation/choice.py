@@ -1,7 +1,9 @@
 """Which aggregation a run uses."""
 
+from pfedfda.aggregation.accountant import require
 from pfedfda.aggregation.base import Aggregation, PlainSum
 from pfedfda.aggregation.private import PrivateSum
+from pfedfda.aggregation.private_secure import PrivateSecureSum
 from pfedfda.aggregation.robust import Clipped, Median, MultiKrum, Robust, TrimmedMean
 from pfedfda.aggregation.secure import SecureSum, refuse
 from pfedfda.errors import InputError
@@ -33,13 +35,16 @@ def choose_aggregation(config: Config, method: Method, clients: int | None = Non
     method
         The method, which may exclude an aggregation.
     clients
-        How many clients take part in training, if that is known.
+        How many clients take part in training; None at a site, which knows only itself.
     """
     asked = config.aggregation
+    is_private = asked.dp_epsilon is not None
+    if is_private and clients is not None:  # a site adds noise, and counts no ε
+        require()
     if asked.secure_aggregation:
         refuse(config, method, clients)
-        return SecureSum(config)
-    if asked.dp_epsilon is not None:
+        return PrivateSecureSum(config, method) if is_private else SecureSum(config)
+    if is_private:
         return PrivateSum(config, method)
     if asked.aggregation == "sum":
         return PlainSum()

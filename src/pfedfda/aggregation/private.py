@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedfda.aggregation.accountant import ACCOUNTANT, Rounds, noise_for, require, rounds_of, spent
+from pfedfda.aggregation.accountant import ACCOUNTANT, Rounds, noise_for, rounds_of, spent
 from pfedfda.aggregation.base import Aggregation
 from pfedfda.errors import InputError
 from pfedfda.methods import Method, Tensors, Update
@@ -126,7 +126,6 @@ class PrivateSum(Aggregation):
                 f"{method.title} looks at single updates, and dp-epsilon adds noise to their sum: "
                 f"choose a method for which 'pfedfda methods' says that only the sum is needed."
             )
-        require()
         self.method = method
         self.settings = config.aggregation
         self.schedule = config.schedule
@@ -137,6 +136,15 @@ class PrivateSum(Aggregation):
     def is_secret(self) -> bool:
         """Whether nobody can repeat the noise."""
         return self.settings.dp_randomness == "system"
+
+    @property
+    def counted_rate(self) -> float:
+        """The probability with which a client takes part in a round, as the accountant counts it.
+
+        Who takes part follows from the seed. Where the noise is a secret the seed is none, and
+        taking part by chance hides nobody.
+        """
+        return 1.0 if self.is_secret else self.schedule.participation
 
     def prepare(self, clients: int, initial: Tensors, expected: Tensors | None) -> None:
         """Find the noise for all rounds."""
@@ -151,9 +159,7 @@ class PrivateSum(Aggregation):
         epsilon, delta = settings.dp_epsilon, settings.dp_delta
         assert epsilon is not None
         delta = min(1 / clients**1.1, 0.5) if delta is None else delta
-        # Who takes part follows from the seed. Where the noise is a secret the seed is none, and
-        # taking part by chance hides nobody.
-        rate = 1.0 if self.is_secret else schedule.participation
+        rate = self.counted_rate
         rounds = rounds_of(schedule.rounds, rate)
         self.clients = clients
         self.budget = Budget(

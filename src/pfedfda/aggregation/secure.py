@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedfda.aggregation.base import Aggregation
+from pfedfda.aggregation.base import Aggregation, Terms
 from pfedfda.aggregation.fixed_point import FixedPoint, client_bits, contribution_bounds
 from pfedfda.errors import InputError, PfedfdaError
 from pfedfda.methods import Method, Tensors, Update
@@ -44,8 +44,12 @@ class Summation:
         How many clients take part.
     needed
         How many contributions there must be.
-    largest_weight
-        The largest weight of a client.
+    weights
+        The smallest and the largest weight that a client may have.
+    noise_multiplier
+        The noise of a private sum, as in `Terms`.
+    state_bytes
+        What a client is sent of the server's state besides its message, in bytes.
     total
         The sum so far, modulo 2**64.
     count
@@ -57,7 +61,9 @@ class Summation:
     fixed: FixedPoint
     asked: int
     needed: int
-    largest_weight: float
+    weights: tuple[float, float]
+    noise_multiplier: float | None = None
+    state_bytes: int = 0
     total: Tensor | None = None
     count: int = 0
     failure: str = ""
@@ -80,8 +86,10 @@ class Summation:
         within = not self.total.numel() or (
             int(self.total.max()) <= largest and int(self.total.min()) >= -largest
         )
+        weight = float(sums[WEIGHT])
+        least, most = (self.count * bound for bound in self.weights)
         # Masks that do not cancel leave numbers of any size.
-        if not within or not 0 < float(sums[WEIGHT]) <= self.count * self.largest_weight:
+        if not within or not least <= weight <= most or not weight > 0:
             raise AbandonedRoundError("the masks do not cancel, so that there is no sum")
         return sums
 
@@ -118,7 +126,7 @@ class SecureSum(Aggregation):
         train_sizes: NDArray[np.int64],
     ) -> Summation:
         """Choose ranges for a round, or give it up if too few take part."""
-        self.summation, self.loss = None, (0.0, 0.0)
+        self.summation, self.state, self.loss = None, state, (0.0, 0.0)
         if expected is None:
             raise InputError(
                 f"Secure aggregation needs to know the shapes that {method.name} sends, and a "
@@ -127,20 +135,39 @@ class SecureSum(Aggregation):
         asked = len(train_sizes)
         if asked < FEWEST:
             raise AbandonedRoundError(f"{asked} clients take part, and it needs {FEWEST}")
-        largest = float(train_sizes.max())
         zeros = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in expected.items()}
+        self.summation = self.open(method, state, zeros, train_sizes)
+        return self.summation
+
+    def open(
+        self, method: Method, state: Tensors, zeros: Tensors, train_sizes: NDArray[np.int64]
+    ) -> Summation:
+        """Return the empty sum of a round, with the ranges of its numbers.
+
+        Parameters
+        ----------
+        method, state, train_sizes
+            Those of `begin`.
+        zeros
+            An update of zeros.
+        """
+        asked, largest = len(train_sizes), float(train_sizes.max())
         layout = with_loss(method.contribution(Update(zeros, 1.0)), Update({}, 1.0))
         bounds = contribution_bounds(layout, state, largest, self.max_norm)
         fixed = FixedPoint.of(layout, bounds, asked)
-        self.summation = Summation(fixed, asked, threshold(self.share, asked), largest)
-        return self.summation
+        return Summation(fixed, asked, threshold(self.share, asked), (0.0, largest))
+
+    def contribution(self, method: Method, state: Tensors, update: Update, terms: Terms) -> Tensors:
+        """Return the method's contribution with the training loss."""
+        return with_loss(method.contribution(update), update)
 
     def take(self, method: Method, update: Update, round_number: int) -> Update:
         """Return a client's contribution as whole numbers, or refuse it."""
-        assert self.summation is not None
-        fixed, asked = self.summation.fixed, self.summation.asked
-        numbers = summand(self, method, update, fixed, round_number, asked)
-        return replace(update, tensors={SUMMAND: numbers})
+        summation = self.summation
+        assert summation is not None
+        terms = Terms(round_number, summation.needed, summation.noise_multiplier)
+        clear = self.contribution(method, self.state, update, terms)
+        return replace(update, tensors={SUMMAND: summation.fixed.encode(clear)})
 
     def aggregate(
         self, method: Method, state: Tensors, updates: Iterable[Update], round_number: int
@@ -149,25 +176,12 @@ class SecureSum(Aggregation):
         assert self.summation is not None
         for update in updates:
             self.summation.add(update.tensors[SUMMAND])
-        total = self.summation.result()
+        return self.finish(method, state, self.summation.result())
+
+    def finish(self, method: Method, state: Tensors, total: Tensors) -> Tensors:
+        """Return the server's state from the sum."""
         self.loss = (float(total.pop(LOSS)), float(total.pop(LOSS_WEIGHT)))
         return method.finish(state, total)
-
-
-def summand(
-    aggregation: Aggregation,
-    method: Method,
-    update: Update,
-    fixed: FixedPoint,
-    round_number: int,
-    participants: int,
-) -> Tensor:
-    """Return what a client adds to the sum of a round, as whole numbers, or refuse it.
-
-    The parameters are those of `Aggregation.contribution`, and the fixed-point numbers.
-    """
-    clear = aggregation.contribution(method, update, round_number, participants)
-    return fixed.encode(with_loss(clear, update))
 
 
 def with_loss(contribution: Tensors, update: Update) -> Tensors:

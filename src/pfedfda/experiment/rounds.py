@@ -270,8 +270,10 @@ class Run:
             fault, update = outcome.failure, outcome.update
             if fault is None:
                 assert update is not None or outcome.masked
-                size = outcome.bytes_up if summation is None else summation.fixed.num_bytes
-                self.tally.add(replace(outcome, bytes_up=size))
+                up, down = outcome.bytes_up, outcome.bytes_down
+                if summation is not None:
+                    up, down = summation.fixed.num_bytes, down + summation.state_bytes
+                self.tally.add(replace(outcome, bytes_up=up, bytes_down=down))
             if fault is None and update is not None:
                 fault, update = self._checked(update, outcome.client_id, step.round)
             if fault is None:

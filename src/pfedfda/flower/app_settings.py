@@ -96,6 +96,8 @@ def read_run_config(run_config: Mapping[str, Scalar]) -> RunSettings:
             own[name] = value
         else:
             general[name] = value
+    if "dp_epsilon" in general:
+        general.setdefault("dp_randomness", "system")  # sites know the seed of the run
     method = str(run_config.get("method", "pfedfda"))
     instance = from_mapping(registered_method(method), hyper, f"hyperparameters of {method}")
     config = make_config({method: instance}, **general)

@@ -22,7 +22,6 @@ from pfedfda.flower.wire import (
     settings_of,
     tensors_of,
 )
-from pfedfda.runs import Outcome
 
 app = ClientApp()
 
@@ -60,9 +59,9 @@ def _work(kind: StepKind, message: Message, context: Context) -> Message:
             f"The site {site.site.site_name} shows nothing but sums (sums-only): set "
             f"secure-aggregation=true."
         )
-    outcome = site.run(site_step, tensors_of(message.content))
     if kind == "train" and secure:
-        return _masked(message, context, site, site_step, outcome)
+        return _masked(message, context, site, site_step)
+    outcome = site.run(site_step, tensors_of(message.content))
     if outcome.failure is not None:
         return Message(pack(settings={FAILURE: outcome.failure}), reply_to=message)
     numbers = {
@@ -81,17 +80,17 @@ def _work(kind: StepKind, message: Message, context: Context) -> Message:
     return Message(pack(outcome.update.tensors, numbers), reply_to=message)
 
 
-def _masked(
-    message: Message, context: Context, site: Site, site_step: SiteStep, outcome: Outcome
-) -> Message:
-    """Return the contribution of a training step under masks, and nothing else about it."""
+def _masked(message: Message, context: Context, site: Site, site_step: SiteStep) -> Message:
+    """Train, and return the contribution under masks and nothing else about it."""
     from pfedfda.flower import secure_messages, secure_site  # only such a run needs them
 
+    settings = settings_of(message.content)
+    received, known = secure_messages.without_state(tensors_of(message.content), settings)
+    outcome = site.run(site_step, received)
     try:
         if outcome.update is None:
             raise MalformedError(str(outcome.failure))
-        settings = settings_of(message.content)
-        masked = secure_site.mask(settings, context, site, site_step, outcome.update)
+        masked = secure_site.mask(settings, context, site, site_step, known, outcome.update)
         return Message(pack({secure_messages.MASKED: masked}), reply_to=message)
     except PfedfdaError:
         site.forget(site_step)

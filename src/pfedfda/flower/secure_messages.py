@@ -1,16 +1,20 @@
 """The messages of secure aggregation: what is in them, by name, and how it is read."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pfedfda.aggregation import FixedPoint, Summation
+from pfedfda.aggregation.private_secure import lacking
 from pfedfda.flower.masking import PublicKeys
 from pfedfda.flower.wire import MalformedError, Setting
+from pfedfda.methods import Tensors
 
 # Actions of messages of the type query; the third stage is the message that asks to train.
 KEYS, SHARES, UNMASK = "secure_keys", "secure_shares", "secure_unmask"
 MASKED = "masked"  # the name of the one tensor that goes up
+STATE = "secure.state"  # names of the server's state, and what those begin with that are added
 MOST_BYTES = 4096  # of a key or a share
 
 
@@ -86,27 +90,55 @@ def read_keys(settings: Mapping[str, Any]) -> dict[int, PublicKeys]:
 
 def summation_settings(summation: Summation) -> dict[str, Setting]:
     """Return what a site must know to turn its contribution into whole numbers."""
-    fixed = summation.fixed
+    fixed, noise = summation.fixed, summation.noise_multiplier
     return {
+        **({} if noise is None else {"secure.noise": noise}),
         "secure.names": list(fixed.shapes),
         "secure.shapes": [" ".join(map(str, shape)) for shape in fixed.shapes.values()],
         "secure.exponents": [fixed.exponents[name] for name in fixed.shapes],
         "secure.bits": fixed.bits,
-        "secure.participants": summation.asked,
     }
 
 
-def read_fixed_point(settings: Mapping[str, Any]) -> tuple[FixedPoint, int]:
-    """Return the fixed-point numbers of a round, and how many sites take part in it."""
+def read_fixed_point(settings: Mapping[str, Any]) -> FixedPoint:
+    """Return the fixed-point numbers of a round."""
     try:
         names = [str(name) for name in settings["secure.names"]]
         shapes = [tuple(map(int, text.split())) for text in settings["secure.shapes"]]
         exponents = [int(exponent) for exponent in settings["secure.exponents"]]
-        fixed = FixedPoint(
+        return FixedPoint(
             dict(zip(names, shapes, strict=True)),
             dict(zip(names, exponents, strict=True)),
             int(settings["secure.bits"]),
         )
-        return fixed, int(settings["secure.participants"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MalformedError(f"The ranges of the round cannot be read ({error!r}).") from error
+
+
+def read_noise(settings: Mapping[str, Any]) -> float:
+    """Return the noise multiplier of a private round, or refuse one that promises nothing."""
+    noise = settings.get("secure.noise")
+    if not isinstance(noise, float) or not 0 < noise < math.inf:
+        raise MalformedError(f"The noise of the round is {noise!r}; it must be above 0 and finite.")
+    return noise
+
+
+def with_state(message: Tensors, state: Tensors) -> Tensors:
+    """Return a message with the tensors of the state that it lacks."""
+    added = lacking(message, state)
+    return {**message, **{f"{STATE}.{name}": tensor for name, tensor in added.items()}}
+
+
+def without_state(tensors: Tensors, settings: Mapping[str, Any]) -> tuple[Tensors, Tensors]:
+    """Return the message in what a site has received, and the state, empty if it is not told."""
+    if STATE not in settings:
+        return tensors, {}
+    message = {name: t for name, t in tensors.items() if not name.startswith(f"{STATE}.")}
+    state: Tensors = {}
+    try:
+        for name in settings[STATE]:
+            added = f"{STATE}.{name}"
+            state[name] = tensors[added] if added in tensors else message[name]
+    except (KeyError, TypeError) as error:
+        raise MalformedError(f"The server's state cannot be read ({error!r}).") from error
+    return message, state

@@ -17,6 +17,7 @@ from pfedfda.flower.secure_messages import (
     KEYS,
     MASKED,
     SHARES,
+    STATE,
     UNMASK,
     Place,
     by_client,
@@ -24,6 +25,7 @@ from pfedfda.flower.secure_messages import (
     read_by_client,
     read_keys,
     summation_settings,
+    with_state,
 )
 from pfedfda.flower.site import SiteStep
 from pfedfda.flower.wire import MalformedError, Setting, pack, settings_of, tensors_of
@@ -113,7 +115,9 @@ class SecureRound:
         self._ask(list(self.keys), kind, lambda _: everyone, self._read_shares)
         self._refuse_few(summation, len(self.boxes), "shared their secrets")
 
-        ranges = summation_settings(summation)
+        ranges, is_private = summation_settings(summation), summation.noise_multiplier is not None
+        if is_private:
+            ranges[STATE] = list(state)
 
         def training(client: int) -> dict[str, Setting]:
             box = {sender: shares[client] for sender, shares in self.boxes.items()}
@@ -123,7 +127,7 @@ class SecureRound:
         def message(client: int) -> Tensors:
             tensors = step.method.message(state, client)
             self.bytes_down[client] = num_bytes(tensors)
-            return tensors
+            return with_state(tensors, state) if is_private else tensors
 
         def read_masked(client: int, content: RecordDict) -> None:
             masked = tensors_of(content).get(MASKED)

@@ -13,8 +13,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
-from pfedfda.aggregation import choose_aggregation
-from pfedfda.aggregation.secure import summand
+from pfedfda.aggregation import Terms, choose_aggregation
 from pfedfda.errors import InputError
 from pfedfda.experiment.checks import fault_of
 from pfedfda.files import json_text, make_folders, read_text, write_text
@@ -26,11 +25,12 @@ from pfedfda.flower.secure_messages import (
     read_by_client,
     read_fixed_point,
     read_keys,
+    read_noise,
     read_place,
 )
 from pfedfda.flower.site import Site, SiteStep
 from pfedfda.flower.wire import MalformedError, Setting
-from pfedfda.methods import Update
+from pfedfda.methods import Tensors, Update
 
 STATE = "pfedfda.secure"  # the record in the context
 SUMS = "sums.json"  # with whom the site was added up, by round
@@ -57,9 +57,28 @@ def share(settings: Mapping[str, Any], context: Context) -> dict[str, Setting]:
 
 
 def mask(
-    settings: Mapping[str, Any], context: Context, site: Site, site_step: SiteStep, update: Update
+    settings: Mapping[str, Any],
+    context: Context,
+    site: Site,
+    site_step: SiteStep,
+    known: Tensors,
+    update: Update,
 ) -> Tensor:
-    """Check what training has given as the server would, and return it under masks."""
+    """Check what training has given as the server would, and return it under masks.
+
+    Parameters
+    ----------
+    settings
+        Those of the message that asked to train.
+    context
+        Where the site keeps its secrets.
+    site, site_step
+        Who is asked, and for what.
+    known
+        The server's state, in a private run.
+    update
+        What training has given.
+    """
     place, state = _recall(settings, context)
     if (site_step.run, site_step.round, site_step.client_id) != (
         place.run,
@@ -75,11 +94,13 @@ def mask(
     fault = fault_of(update, site_step.method, None, longest, samples)
     if fault is not None:
         raise ProtocolError(fault)
-    fixed, participants = read_fixed_point(settings)
-    method = site_step.method
+    fixed, method = read_fixed_point(settings), site_step.method
+    is_private = site_step.config.aggregation.dp_epsilon is not None
+    # The share of the noise follows from the threshold that the site's own shares enforce.
+    terms = Terms(place.round, party.threshold, read_noise(settings) if is_private else None)
     aggregation = choose_aggregation(site_step.config, method)
-    numbers = summand(aggregation, method, update, fixed, place.round, participants)
-    masked = party.mask(numbers, sorted(received))
+    clear = aggregation.contribution(method, known, update, terms)
+    masked = party.mask(fixed.encode(clear), sorted(received))
     state.update(by_client("secrets", received))
     return masked
 

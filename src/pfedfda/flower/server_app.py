@@ -56,10 +56,10 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
     """
     config, server = settings.config, settings.server
     folder = server.resume
-    if config.aggregation.dp_epsilon is not None:
+    asked = config.aggregation
+    if asked.dp_epsilon is not None and not asked.secure_aggregation:
         # Sites know the seed of the run.
-        aggregation = replace(config.aggregation, dp_randomness="system")
-        config = replace(config, aggregation=aggregation)
+        config = replace(config, aggregation=replace(asked, dp_randomness="system"))
     if folder is not None:
         if is_complete(folder):
             observer.say(f"{folder} is complete already.")
@@ -78,6 +78,8 @@ def serve(grid: Grid, settings: RunSettings, observer: Observer, poll: float = 0
         if chosen:
             observer.say(chosen)
     refuse_unfit(config, config.schedule.trained_clients(len(roster)))
+    if config.aggregation.dp_epsilon is not None and config.aggregation.dp_randomness == "seed":
+        observer.say("The noise comes from the seed, which all sites know: this is a trial.")
     task = config.task(roster.input_shape, len(roster.class_names), len(roster), roster.input_type)
     engine = FlowerEngine(sites, roster, task, config, server.timeout)
     if folder is None:

@@ -373,7 +373,7 @@ class Method(ABC):
         noisy
             The sum of private contributions, with noise.
         clients
-            How many clients take part on average; how many did is secret.
+            How many clients take part: on average, where it is secret how many did.
         noise
             The standard deviation of the noise on each number.
         """

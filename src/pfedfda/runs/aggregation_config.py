@@ -42,7 +42,8 @@ class AggregationConfig:
     dp_epsilon
         Differential privacy for each client: what the server's results of all rounds may tell of
         one client, at most this ε. Smaller is more private and less accurate; 1 to 10 is usual. By
-        default there is no such promise. Needs the extra privacy (opacus).
+        default there is no such promise. With secure aggregation the clients add the noise in
+        shares, and the server never sees the exact sum. Needs the extra privacy (opacus).
     dp_delta
         The δ that goes with it, the chance that the promise fails; by default 1 / n^1.1 for n
         clients. A promise to thousands of clients should have a smaller one than to ten.
@@ -53,7 +54,7 @@ class AggregationConfig:
     dp_randomness
         Where the noise comes from: seed (the run's seed, so that a run can be repeated and resumed;
         whoever knows the seed can subtract it) or system (the operating system's secure generator,
-        as on Flower always).
+        as on Flower, where seed is for trials of secure aggregation alone).
     """
 
     aggregation: Literal["sum", "median", "trimmed-mean", "multi-krum", "clipped"] = "sum"
@@ -114,8 +115,4 @@ class AggregationConfig:
             raise InputError(
                 f"The aggregation is {self.aggregation}, which looks at single updates; dp-epsilon "
                 f"adds noise to their sum."
-            )
-        if self.secure_aggregation:
-            raise InputError(
-                "dp-epsilon and secure-aggregation cannot be combined: the server adds the noise."
             )
