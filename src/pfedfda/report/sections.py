@@ -158,7 +158,7 @@ def _privacy_section(entries: Sequence[Entry]) -> Section:
     text = (
         "The promise is to a client with all its samples: with or without it, any result of the "
         "server's has nearly the same probability, up to the factor exp(ε) and but for δ. "
-        "Contributions are shortened to the clip, and noise on their sum has the standard "
+        "Contributions are shortened to the clip, and noise on their sum has at least the standard "
         "deviation of the multiplier times the clip. Personal models, and the accuracies on this "
         "page, are not covered."
     )
