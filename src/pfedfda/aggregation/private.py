@@ -138,6 +138,11 @@ class PrivateSum(Aggregation):
         return self.settings.dp_randomness == "system"
 
     @property
+    def clip(self) -> float:
+        """The greatest length of a client's contribution."""
+        return CLIP if self.settings.dp_clip is None else self.settings.dp_clip
+
+    @property
     def counted_rate(self) -> float:
         """The probability with which a client takes part in a round, as the accountant counts it.
 
@@ -165,7 +170,7 @@ class PrivateSum(Aggregation):
         self.budget = Budget(
             epsilon,
             delta,
-            CLIP if settings.dp_clip is None else settings.dp_clip,
+            self.clip,
             noise_for(epsilon, delta, rounds),
             schedule.rounds,
             rate,

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pfedfda.aggregation.base import Terms
 from pfedfda.aggregation.fixed_point import FixedPoint
 from pfedfda.aggregation.private import (
-    CLIP,
     PrivateSum,
     clipped,
     noise_like,
@@ -52,11 +51,6 @@ class PrivateSecureSum(SecureSum, PrivateSum):
     def counted_rate(self) -> float:
         """One: an abandoned round tells that few took part, and the server sees who does."""
         return 1.0
-
-    @property
-    def clip(self) -> float:
-        """The greatest length of a contribution."""
-        return CLIP if self.settings.dp_clip is None else self.settings.dp_clip
 
     def open(
         self, method: Method, state: Tensors, zeros: Tensors, train_sizes: NDArray[np.int64]
