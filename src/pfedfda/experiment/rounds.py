@@ -270,8 +270,9 @@ class Run:
             fault, update = outcome.failure, outcome.update
             if fault is None:
                 assert update is not None or outcome.masked
-                size = outcome.bytes_up if summation is None else summation.fixed.num_bytes
-                self.tally.add(replace(outcome, bytes_up=size))
+                if summation is not None:  # of 64 bits a number, masked or not
+                    outcome = replace(outcome, bytes_up=summation.fixed.num_bytes)
+                self.tally.add(outcome)
             if fault is None and update is not None:
                 fault, update = self._checked(update, outcome.client_id, step.round)
             if fault is None:
