@@ -210,7 +210,7 @@ def test_the_tables_of_attacks_are_those_of_their_file() -> None:
         rows = script.table(federation).splitlines()[2:]
         assert len(rows) == len(script.rows_of(federation))
         assert all(row in text for row in rows)
-    assert text.count("| pFedFDA | 20 %, sign flip x10 | ") == len(script.TABLES)
+    assert text.count("| FedAvg | 20 %, sign flip x10 | ") == len(script.TABLES)
 
 
 def test_the_picture_of_the_demo_is_drawn_from_its_runs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ TABLE = ROOT / "results" / "attacks.csv"
 PAGE = ROOT / "docs" / "robust.md"
 RULES = ("sum", "median", "trimmed-mean", "multi-krum", "clipped")
 # The markers of the tables, and the federations in them.
-TABLES = {"attacks": "digits, α = 1", "skewed": "digits, α = 0.1"}
+TABLES = {"attacks": "digits, α = 1", "skewed": "digits, α = 0.1", "cifar": "cifar10-s"}
 
 
 def rows_of(federation: str) -> dict[tuple[str, str, str], dict[str, list[dict[str, str]]]]:
