@@ -172,8 +172,8 @@ class PFedFDA(Method):
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
     keep: Annotated[float, Search(0.0, 0.9)] = 0.2
     ridge: Annotated[float, Search(0.01, 1.0, log=True)] = 0.1
-    adaptation: Annotated[Literal["beta", "levels"], Choices("beta", "levels")] = "beta"
-    personal_ridge: Annotated[float, Search(0.03, 3.0, log=True)] = 0.1
+    adaptation: Literal["beta", "levels"] = "beta"
+    personal_ridge: float = 0.1
     gaussian_features: bool = False
     final_pass: bool = False
     betas: Annotated[Literal["single", "multiple", "none"], Choices("single", "multiple")] = (
