@@ -1,7 +1,7 @@
 """Draw the figures of the documentation: ``python tools/draw_figures.py``.
 
-Everything is computed with `pfedfda.gaussian` or read from a table in results; seeds are fixed, so the
-figures can be made again.
+Everything is computed with `pfedfda.gaussian` or read from a table in results; seeds are fixed, so
+the figures can be made again.
 """
 
 import csv
