@@ -39,7 +39,7 @@ from pfedfda.experiment.start import make_task
 from pfedfda.gaussian import pack_symmetric, unpack_symmetric
 from pfedfda.machine import one_thread
 from pfedfda.methods import Method, Summand, Tensors, find_method
-from pfedfda.runs import Outcome
+from pfedfda.runs import Outcome, RunResult
 from pfedfda.runs.config import Config, make_config
 from pfedfda.runs.writer import write_csv
 from pfedfda.seeding import numpy_generator, torch_generator
@@ -215,10 +215,14 @@ def measure(cell: Cell, workers: int, folder: Path) -> Found:
                 result = run_rounds(method, config, lying, folder, Observer())
         except DivergedRunError:
             return Found(math.nan, count_refused(folder, liars))
-    ever = draw_liars(len(federation), max(SHARES), cell.seed)
-    accuracies = [c.accuracy for c in result.clients if c.client not in ever]
-    mean = np.mean([accuracy for accuracy in accuracies if accuracy is not None])
-    return Found(float(mean), count_refused(folder, liars))
+    mean = honest_accuracy(result, draw_liars(len(federation), max(SHARES), cell.seed))
+    return Found(mean, count_refused(folder, liars))
+
+
+def honest_accuracy(result: RunResult, ever: frozenset[int]) -> float:
+    """Return the mean accuracy over the clients that are not among those who ever lie."""
+    honest = [row.accuracy for row in result.clients if int(row.client) not in ever]
+    return float(np.mean([accuracy for accuracy in honest if accuracy is not None]))
 
 
 def count_refused(folder: Path, liars: frozenset[int]) -> int:

@@ -15,7 +15,8 @@ from pfedfda.gaussian import (
     unpack_symmetric,
 )
 from pfedfda.methods import Client, Tensors, Update
-from pfedfda.methods.pfedfda import Features, PFedFDA
+from pfedfda.methods.pfedfda import PFedFDA
+from pfedfda.methods.pfedfda_features import Features, extract
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class PFedFDAVariants(PFedFDA):
             return super().train(client, message)
         shared = GaussianStatistics(message["means"], unpack_symmetric(message["covariance"]))
         self._load(client.model, message, shared, self._priors(client))
-        return self._send_estimate(client, self._extract(client), shared, {}, validates=False)
+        return self._send_estimate(
+            client, extract(client, self.drop_last), shared, {}, validates=False
+        )
 
     def _adds_squares(self, update: Update) -> bool:
         """Add the squares of the means for the total scatter."""
@@ -72,12 +75,12 @@ class PFedFDAVariants(PFedFDA):
 
     def _train_body(self, client: Client) -> tuple[Features, float]:
         """Train the body, and return the features that were asked for."""
-        before = self._extract(client) if self.features == "before" else None
+        before = extract(client, self.drop_last) if self.features == "before" else None
         passed, loss = super()._train_body(client)
         if before is not None:
             return before, loss
         if self.features == "after":
-            return self._extract(client), loss
+            return extract(client, self.drop_last), loss
         if self.features == "last":
             an_epoch = len(passed.labels) // client.task.training.epochs
             return Features(*(part[-an_epoch:] for part in passed)), loss

@@ -202,6 +202,17 @@ def test_the_tables_of_the_demo_are_those_of_its_file() -> None:
         assert page.read_text().count("| pFedFDA | 0.") == 1
 
 
+def test_the_tables_of_attacks_are_those_of_their_file() -> None:
+    script = load_tool("write_attacks")
+    text = script.PAGE.read_text()
+    assert text == script.with_tables(text)
+    for federation in script.TABLES.values():
+        rows = script.table(federation).splitlines()[2:]
+        assert len(rows) == len(script.rows_of(federation))
+        assert all(row in text for row in rows)
+    assert text.count("| FedAvg | 20 %, sign flip x10 | ") == len(script.TABLES)
+
+
 def test_the_picture_of_the_demo_is_drawn_from_its_runs(tmp_path: Path) -> None:
     script = load_tool("write_demo")
     federation = FederationConfig(partition="client-dirichlet", clients=3, samples=8)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "results" / "attacks.csv"
 PAGE = ROOT / "docs" / "robust.md"
 RULES = ("sum", "median", "trimmed-mean", "multi-krum", "clipped")
-# The marker of a table, how its federations begin, and whether rows name the federation.
+# The markers of the tables, and the federations in them.
 TABLES = {"attacks": "digits, α = 1", "skewed": "digits, α = 0.1", "cifar": "cifar10-s"}
 
 

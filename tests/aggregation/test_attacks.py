@@ -13,13 +13,15 @@ from experiments.attacks import (
     LyingEngine,
     draw_liars,
     flip_labels,
+    honest_accuracy,
     made_covariance,
     measure,
     read,
     write,
 )
 
-from pfedfda.data import Federation
+from pfedfda import run
+from pfedfda.data import Federation, FederationConfig
 from pfedfda.engine import Step
 from pfedfda.gaussian import is_positive_semidefinite, pack_symmetric, unpack_symmetric
 from pfedfda.methods import Tensors, Update, find_method
@@ -121,6 +123,13 @@ def test_a_cell_is_a_run_and_a_median_withstands(
         assert not found["sum", 0.2] >= found["sum", 0.0] - 0.2
         assert found["median", 0.2] > 0.2 + np.nan_to_num(found["sum", 0.2])
     assert found["sum", 0.0] > 0.5
+
+
+def test_accuracies_are_those_of_the_honest(tiny_config: FederationConfig, tmp_path: Path) -> None:
+    result = run("local", tiny_config, rounds=1, workers=0, output=tmp_path, quiet=True)
+    own = [row.accuracy for row in result.clients]
+    assert honest_accuracy(result, frozenset({0, 4})) == np.mean([*own[1:4], own[5]])
+    assert honest_accuracy(result, frozenset(range(5))) == own[5] != np.mean(own)
 
 
 def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -270,10 +270,10 @@ class Run:
             fault, update = outcome.failure, outcome.update
             if fault is None:
                 assert update is not None or outcome.masked
-                up, down = outcome.bytes_up, outcome.bytes_down
-                if summation is not None:
-                    up, down = summation.fixed.num_bytes, down + summation.state_bytes
-                self.tally.add(replace(outcome, bytes_up=up, bytes_down=down))
+                if summation is not None:  # of 64 bits a number, masked or not
+                    up, down = summation.fixed.num_bytes, summation.state_bytes
+                    outcome = replace(outcome, bytes_up=up, bytes_down=outcome.bytes_down + down)
+                self.tally.add(outcome)
             if fault is None and update is not None:
                 fault, update = self._checked(update, outcome.client_id, step.round)
             if fault is None:

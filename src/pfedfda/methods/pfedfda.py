@@ -20,10 +20,9 @@ guard against divergence; docs/pfedfda.md says where it needs one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfedfda.errors import InputError
@@ -52,48 +51,24 @@ from pfedfda.methods.base import (
     Task,
     Tensors,
     Update,
-    add,
     load,
     part,
     wrong_counts,
 )
 from pfedfda.methods.generative import pack_statistics, put_head, unpack_statistics
+from pfedfda.methods.pfedfda_features import Features, extract, too_rare, train_body
 from pfedfda.methods.pfedfda_private import (
     interpolated_differences,
     interpolated_total,
     pooled_differences,
     pooled_total,
 )
-from pfedfda.methods.pooling import Kept, kept_share, moved, pooled_covariance, pooled_means
-from pfedfda.methods.rare_classes import rare_classes
+from pfedfda.methods.pooling import add_estimates, pooled_state
 from pfedfda.methods.registry import register
 from pfedfda.methods.space import Choices, Search
 from pfedfda.methods.summands import Summand
-from pfedfda.methods.training import Batch, extract_features, sgd
 from pfedfda.models import Model, gaussian_model, model_tensors
 from pfedfda.seeding import torch_generator
-
-
-class Features(NamedTuple):
-    """Features of training samples, their labels, and which samples they are of."""
-
-    values: Tensor
-    labels: Tensor
-    rows: Tensor
-
-    def without(self, classes: Tensor) -> "Features":
-        """Return those of other classes than these, given as a mask."""
-        if not bool(classes.any()):
-            return self
-        kept = ~classes[self.labels.cpu()]
-        on_device = kept.to(self.labels.device)
-        return Features(self.values[on_device], self.labels[on_device], self.rows[kept])
-
-
-def _rare(client: Client, features: Features) -> Tensor:
-    """Return the classes of which there are features of too few samples to send statistics."""
-    return rare_classes(client.samples.labels.cpu()[torch.unique(features.rows)], client.task)
-
 
 VALIDATED_EVERY = 5  # of so many clients in a round of training, one sends validation losses
 
@@ -197,8 +172,8 @@ class PFedFDA(Method):
     statistics: Literal["interpolated", "pooled", "accumulated"] = "pooled"
     keep: Annotated[float, Search(0.0, 0.9)] = 0.2
     ridge: Annotated[float, Search(0.01, 1.0, log=True)] = 0.1
-    adaptation: Annotated[Literal["beta", "levels"], Choices("beta", "levels")] = "beta"
-    personal_ridge: Annotated[float, Search(0.03, 3.0, log=True)] = 0.1
+    adaptation: Literal["beta", "levels"] = "beta"
+    personal_ridge: float = 0.1
     gaussian_features: bool = False
     final_pass: bool = False
     betas: Annotated[Literal["single", "multiple", "none"], Choices("single", "multiple")] = (
@@ -274,7 +249,9 @@ class PFedFDA(Method):
         self._choose_features(client)
         self._load(client.model, message, shared, self._priors(client))
         if _is_last(message):
-            return self._send_estimate(client, self._extract(client), shared, {}, validates=True)
+            return self._send_estimate(
+                client, extract(client, self.drop_last), shared, {}, validates=True
+            )
         features, loss = self._train_body(client)
         if self.statistics == "interpolated":
             return self._send_interpolated(client, features, shared, {"train_loss": loss})
@@ -300,7 +277,7 @@ class PFedFDA(Method):
         }
         if self.personal == "stored":
             client.state |= body
-        common = features.without(_rare(client, features))
+        common = features.without(too_rare(client, features))
         if not len(common.labels):
             betas, mixed = Betas(0.0, 0.0), shared
         elif len(common.labels) < len(features.labels):
@@ -323,7 +300,7 @@ class PFedFDA(Method):
         nothing in this round: while bodies are trained, a part of the clients is enough.
         """
         with client.timer("statistics"):
-            rare = _rare(client, features)
+            rare = too_rare(client, features)
             features = features.without(rare)
             estimate = self._estimate(features, shared)
             counts = torch.bincount(client.samples.labels.cpu(), minlength=len(shared.means))
@@ -345,13 +322,7 @@ class PFedFDA(Method):
             return super().contribution(update, total)
         body = replace(update, tensors=part(update.tensors, "body"))
         total = super().contribution(body, total)
-        counts, means = (update.tensors[name].double() for name in ("counts", "means"))
-        add(total, {"means": counts[:, None] * means, "counts": counts})
-        add(total, part(update.tensors, "covariance"), float(counts.sum()))
-        add(total, part(update.tensors, "losses", "validated"))
-        if self._adds_squares(update):
-            add(total, {"squares": means.T @ (counts[:, None] * means)})
-        return total
+        return add_estimates(update.tensors, total, with_squares=self._adds_squares(update))
 
     def private_contribution(self, state: Tensors, update: Update) -> Tensors:
         """Return differences per sample; losses of levels stay at home, for they have no bound."""
@@ -390,33 +361,11 @@ class PFedFDA(Method):
             return super().finish(state, total)
         after = {**state, **super().finish(state, part(total, "body", WEIGHT))}
         if bool(total["counts"].any()):  # else no client has enough samples of any class
-            after |= self._pooled(state, total)
+            # In the last round all clients have just estimated under the body that they will use.
+            after |= pooled_state(state, total, 0.0 if _is_last(state) else self.keep)
         if "rounds_left" in state:
             after["rounds_left"] = state["rounds_left"] - 1
         return after
-
-    def _pooled(self, state: Tensors, total: Tensors) -> Tensors:
-        """Return the new global Gaussians, and what the server remembers about them."""
-        # In the last round all clients have just estimated under the body that they will use.
-        keep = 0.0 if _is_last(state) else self.keep
-        kept = kept_share(state, total, keep)
-        pooled = {
-            "means": pooled_means(state, total, kept),
-            "covariance": moved(state["covariance"], pooled_covariance(total), kept.others),
-            "seen": torch.maximum(state["seen"], (total["counts"] > 0).float()),
-        }
-        if "mass" in state:
-            pooled["mass"] = (keep * state["mass"].double() + total["counts"]).float()
-        if "losses" in state:
-            pooled["losses"] = self._moved_losses(state, total, kept)
-        return pooled
-
-    def _moved_losses(self, state: Tensors, total: Tensors, kept: Kept) -> Tensor:
-        """Return the losses per sample at all strengths; those of round 1 are of chance."""
-        if not state["seen"].any() or not total["validated"]:
-            return state["losses"]
-        losses = (total["losses"] / total["validated"]).float()
-        return moved(state["losses"], losses, kept.others if state["losses"].any() else 0.0)
 
     def personalize(self, client: Client, message: Tensors) -> Personal:
         """Use the client's own Gaussians; without stored ones make them (lines 8 to 11)."""
@@ -428,7 +377,7 @@ class PFedFDA(Method):
         shared = unpack_statistics(message)
         self._choose_features(client)
         load(client.model, part(message, "body"))
-        features = self._extract(client)
+        features = extract(client, self.drop_last)
         if self.adaptation == "levels":
             return self._personalize_levels(client, message, features, shared)
         adaptation = self._adapt(client, features, shared)
@@ -499,30 +448,7 @@ class PFedFDA(Method):
 
     def _train_body(self, client: Client) -> tuple[Features, float]:
         """Train the body (line 7); return features that passed by, and the mean loss."""
-        body, head = client.model.body, client.model.head
-        passed: list[Features] = []
-
-        def loss(batch: Batch) -> Tensor:
-            features = body(batch.inputs)
-            passed.append(Features(features.detach(), batch.labels, batch.rows))
-            return F.cross_entropy(head(features), batch.labels)
-
-        mean_loss = sgd(
-            client, body.parameters(), loss, drop_last=self.drop_last, max_norm=self.max_norm
-        )
-        if self.features == "first":
-            passed = passed[: len(passed) // client.task.training.epochs]
-        return Features(*(torch.cat(parts) for parts in zip(*passed, strict=True))), mean_loss
-
-    def _extract(self, client: Client) -> Features:
-        """Return the features of the training samples under the loaded body."""
-        used = client.num_samples
-        incomplete = used % client.task.batch_size
-        if self.drop_last and incomplete < used:
-            used -= incomplete
-        with client.timer("network"):
-            values = extract_features(client, used)
-        return Features(values, client.samples.labels[:used], torch.arange(used))
+        return train_body(client, self.features, self.drop_last, self.max_norm)
 
     def _estimate(self, features: Features, shared: GaussianStatistics) -> GaussianStatistics:
         """Estimate means and covariance (line 8); absent classes take the global mean."""

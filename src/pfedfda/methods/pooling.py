@@ -14,7 +14,54 @@ import torch
 from torch import Tensor
 
 from pfedfda.gaussian import pack_symmetric
-from pfedfda.methods.base import Tensors
+from pfedfda.methods.base import Tensors, add, part
+
+
+def add_estimates(tensors: Tensors, total: Tensors, with_squares: bool) -> Tensors:
+    """Add a client's estimates to a sum: means by class counts, the covariance by all of them.
+
+    Parameters
+    ----------
+    tensors
+        What the client sent.
+    total
+        The sum, which is changed.
+    with_squares
+        Whether to add the squares of its class means, from which the covariance of all features
+        about the global means follows.
+    """
+    counts, means = (tensors[name].double() for name in ("counts", "means"))
+    add(total, {"means": counts[:, None] * means, "counts": counts})
+    add(total, part(tensors, "covariance"), float(counts.sum()))
+    add(total, part(tensors, "losses", "validated"))
+    if with_squares:
+        add(total, {"squares": means.T @ (counts[:, None] * means)})
+    return total
+
+
+def pooled_state(state: Tensors, total: Tensors, keep: float) -> Tensors:
+    """Return the new global Gaussians, and what the server remembers about them.
+
+    Parameters
+    ----------
+    state
+        The server's state before the round.
+    total
+        The sum of estimates; some client has sent statistics of some class.
+    keep
+        How much of the old statistics to keep.
+    """
+    kept = kept_share(state, total, keep)
+    pooled = {
+        "means": pooled_means(state, total, kept),
+        "covariance": moved(state["covariance"], pooled_covariance(total), kept.others),
+        "seen": torch.maximum(state["seen"], (total["counts"] > 0).float()),
+    }
+    if "mass" in state:
+        pooled["mass"] = (keep * state["mass"].double() + total["counts"]).float()
+    if "losses" in state:
+        pooled["losses"] = moved_losses(state, total, kept)
+    return pooled
 
 
 class Kept(NamedTuple):
@@ -73,3 +120,11 @@ def pooled_covariance(total: Tensors) -> Tensor:
 def moved(old: Tensor, new: Tensor, kept: float) -> Tensor:
     """Return the new value of a moving average."""
     return kept * old + (1 - kept) * new if kept else new
+
+
+def moved_losses(state: Tensors, total: Tensors, kept: Kept) -> Tensor:
+    """Return the losses per sample at all strengths; those of round 1 are of chance."""
+    if not state["seen"].any() or not total["validated"]:
+        return state["losses"]
+    losses = (total["losses"] / total["validated"]).float()
+    return moved(state["losses"], losses, kept.others if state["losses"].any() else 0.0)
