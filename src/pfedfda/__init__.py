@@ -31,8 +31,8 @@ Errors
     `RunStoppedError` for runs that ended early.
 
 The packages are `pfedfda.gaussian`, `pfedfda.data`, `pfedfda.models`, `pfedfda.methods`,
-`pfedfda.inference`, `pfedfda.engine`, `pfedfda.runs`, `pfedfda.experiment`, `pfedfda.report`,
-`pfedfda.flower` and `pfedfda.paper`.
+`pfedfda.aggregation`, `pfedfda.inference`, `pfedfda.engine`, `pfedfda.runs`, `pfedfda.experiment`,
+`pfedfda.report`, `pfedfda.flower` and `pfedfda.paper`.
 """
 
 import importlib
@@ -136,6 +136,7 @@ _HOMES = {
     "pfedfda.methods": ["Method", "all_methods", "find_method", "register"],
 }
 _PACKAGES = (
+    "aggregation",
     "data",
     "engine",
     "experiment",

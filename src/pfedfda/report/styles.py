@@ -77,6 +77,7 @@ STYLES: dict[str, Style] = {
     "fedcof": Style("grey", SOLID, "diamond"),
     "fedcgs": Style("blue", DASHED, "down"),
     "pfedfda": Style("blue", SOLID, "circle"),
+    "pfedfda-levels": Style("blue", LONG, "triangle"),
     "pfedfda-pooled": Style("blue", DASHED, "circle"),
     "pfedfda-paper": Style("blue", DOTTED, "square"),
     "pfedfda-released": Style("blue", MIXED, "diamond"),
