@@ -121,7 +121,8 @@ def measures(federation: str, records: Sequence[Any]) -> str:
         f"## Every method on {federation}",
         "",
         f"Seed {seed}; the measures are explained "
-        "[with the other results of a run](results.md#beyond-accuracy). Worst tenth is the mean accuracy of the worst tenth of the clients. NLL, Brier score and "
+        "[with the other results of a run](results.md#beyond-accuracy). Worst tenth is the mean "
+        "accuracy of the worst tenth of the clients. NLL, Brier score and "
         "ECE are better when lower.",
         "",
         f"| method | {' | '.join(MEASURES.values())} |",
