@@ -30,6 +30,7 @@ from pfedfda.runs.config import named_federation
 RESULTS = Path(__file__).parents[1] / "results" / "privacy.csv"
 EPSILONS = (1.0, 2.0, 4.0, 8.0, None)
 VALIDATION_SHARE = 0.2
+DIVERGED = "diverged"
 COLUMNS = [
     "set",
     "method",
@@ -117,7 +118,7 @@ def run(
         "rounds": settings["rounds"],
         "seed": seed,
         "judged_on": judged_on,
-        "mean_accuracy": "diverged" if diverged else f"{result.mean_accuracy:.4f}",
+        "mean_accuracy": DIVERGED if diverged else f"{result.mean_accuracy:.4f}",
         "worst_tenth_accuracy": "" if diverged else f"{summary['worst_tenth_accuracy']:.4f}",
     }
 
@@ -133,9 +134,14 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
             for value in () if without_choice else values:
                 lines.append(run(method, epsilon, (name, value), 0, held_out))
                 yield lines[-1]
-            best = max(range(len(lines)), key=lambda i: lines[i]["mean_accuracy"], default=0)
+            best = max(range(len(lines)), key=lambda i: accuracy_of(lines[i]), default=0)
             for seed in setting.seeds:
                 yield run(method, epsilon, (name, values[best]), seed, setting.settings)
+
+
+def accuracy_of(line: dict[str, Any]) -> float:
+    """Return the accuracy of a run, 0 if it diverged."""
+    return 0.0 if line["mean_accuracy"] == DIVERGED else float(line["mean_accuracy"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
