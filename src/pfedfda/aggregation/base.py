@@ -89,7 +89,7 @@ class Aggregation:
         update
             What the client would send in the clear, after all checks.
         terms
-            What everybody knows of the round.
+            What the server has announced about the round.
         """
         return method.contribution(update)
 
